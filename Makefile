@@ -1,0 +1,36 @@
+# Two commands do everything on a fresh machine: `make train` and `make test`. Each sets up .venv itself.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+TESTS  := $(VENV)/.ready-test
+
+.PHONY: train test lint soak clean
+
+train: $(READY)
+	$(BIN)/paceline train
+
+test: lint $(TESTS)
+	$(BIN)/python -m pytest
+
+lint: $(TESTS)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The long forms of the tests that CI runs short.
+soak: $(TESTS)
+	$(BIN)/python -m pytest -m soak
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(TESTS): $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

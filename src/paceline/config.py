@@ -1,0 +1,314 @@
+"""Every setting of Paceline, typed, with a default and a description.
+
+A recipe is a YAML file with the same shape; `key.sub=value` overrides come last. `None` means "what the algorithm or
+the machine suggests"; the run directory keeps the resolved values.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from paceline.errors import UserError
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    path: str = "embedded"
+    """A folder with a Hugging Face checkpoint, a hub id, or `embedded` for the reasoner that ships with Paceline."""
+    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """Precision of the weights. `auto` is bfloat16 on a GPU and float32 on a CPU."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, or `auto` for a GPU when there is one."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads for tensor work; `null` leaves torch's own choice."""
+
+
+class TaskConfig(Section):
+    name: str = "countdown"
+    """`countdown`, `gym:NAME` for a reasoning-gym task, a .jsonl or .parquet file, or `hub:ID` for a hub data set."""
+    difficulty: str = "medium"
+    """Countdown only: easy, medium, hard or expert."""
+    style: Literal["auto", "search", "chat"] = "auto"
+    """Countdown only: how the prompt is worded. `search` is the embedded model's format, `chat` asks in words."""
+    split: str = "train"
+    """Split of a hub data set."""
+    prompt_column: str = "prompt"
+    """Column of a data set that holds the prompt, as text or as messages."""
+    system: str | None = None
+    """A system message put before prompts that are messages."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Passed on to the reasoning-gym task."""
+    shuffle: bool = True
+    """Visit the samples of a data set in an order drawn from the seed, anew in every epoch."""
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """Prompts longer than this are an error; `null` allows what the model's context leaves room for."""
+
+
+class RewardFunction(Section):
+    function: str
+    """`countdown`, `exact_match`, `math`, `gym`, or your own as `module:function` or `file.py:function`."""
+    weight: float = 1.0
+    """What its value is multiplied with before the values are summed."""
+
+
+class RewardConfig(Section):
+    functions: list[RewardFunction] = Field(default_factory=list)
+    """The reward functions; empty means the task's own."""
+    workers: int = Field(1, ge=0)
+    """Processes that run rewards beside decoding. 0 runs them in the trainer, where nothing can stop a hanging one."""
+    timeout_s: float = Field(30.0, gt=0)
+    """Seconds that one call may take."""
+    on_error: Literal["stop", "value"] = "stop"
+    """A reward that raises, hangs or returns NaN: `stop` the run after saving, or count it as `error_value`."""
+    error_value: float = 0.0
+    """What a failed reward counts as when `on_error` is `value`."""
+
+
+class RolloutConfig(Section):
+    prompts: int = Field(16, ge=1)
+    """Prompts per step."""
+    samples: int = Field(8, ge=1)
+    """Answers per prompt: the size of a group."""
+    temperature: float = Field(1.0, ge=0)
+    """0 is greedy."""
+    top_k: int = Field(0, ge=0)
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Keep the smallest set of tokens whose probability reaches this."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Keep tokens at least this likely relative to the most likely one."""
+    max_tokens: int = Field(512, ge=1)
+    """Longest answer."""
+    min_tokens: int = Field(0, ge=0)
+    """An answer cannot end by a stop token before it has this many tokens."""
+    stop: list[str] = Field(default_factory=list)
+    """Texts that end an answer."""
+    max_batch: int = Field(256, ge=1)
+    """Most requests that decode at the same time."""
+    page_size: int | None = Field(None, ge=1)
+    """Tokens per KV page; `null` is 64."""
+    kv_memory_gb: float | None = Field(None, gt=0)
+    """Memory for KV pages; `null` takes what the batch can use, at most 2 GB on a CPU and most of a GPU's free memory."""
+    prefill_tokens: int = Field(8192, ge=1)
+    """Most prompt tokens that one prefill pass takes; a longer prompt runs alone."""
+    cuda_graphs: bool = True
+    """Replay captured graphs for decoding on CUDA."""
+
+    @model_validator(mode="after")
+    def _lengths(self) -> RolloutConfig:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})")
+        return self
+
+
+Algorithm = Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp"]
+Aggregate = Literal["sequence_mean", "sequence_sum", "token_mean", "constant"]
+
+
+class LearnConfig(Section):
+    algorithm: Algorithm = "grpo"
+    """Sets the defaults of the entries below that are `null`."""
+    lr: float = Field(1e-6, gt=0)
+    """Peak learning rate."""
+    warmup_steps: int = Field(0, ge=0)
+    """Updates over which the rate rises linearly."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the rate after the warm-up, down to `lr_end` at the last step."""
+    lr_end: float = Field(0.0, ge=0)
+    """Rate at the end of the decay, as a share of `lr`."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's moment decays."""
+    eps: float = Field(1e-8, gt=0)
+    """AdamW's epsilon."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled weight decay; norms and biases are left out."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this global norm."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the answers of a step."""
+    minibatches: int = Field(1, ge=1)
+    """Updates per pass."""
+    micro_tokens: int = Field(16384, ge=1)
+    """Tokens in one packed forward and backward pass; a longer answer runs alone."""
+    activation_checkpointing: bool = False
+    """Recompute layers in the backward pass: less memory, about a third more time."""
+    optimizer_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of AdamW's two moments (never below that of float64 weights)."""
+    master_weights: bool = True
+    """Keep a float32 copy of bfloat16 weights, so that small updates are not lost to rounding."""
+    clip_low: float | None = Field(None, ge=0)
+    """The probability ratio is clipped at 1 - clip_low."""
+    clip_high: float | None = Field(None, ge=0)
+    """The probability ratio is clipped at 1 + clip_high."""
+    aggregate: Aggregate | None = None
+    """How token losses become one number."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the KL divergence to a frozen copy of the first policy; 0 keeps no copy."""
+    is_cap: float | None = Field(2.0, gt=0)
+    """Truncated importance weights for the difference between engine and learner; `null` turns them off."""
+    dynamic_sampling: bool | None = None
+    """Replace groups whose answers all have the same reward by new prompts."""
+    dynamic_sampling_rounds: int = Field(3, ge=1)
+    """Most rollouts per step that dynamic sampling may take."""
+    overlong_buffer: int | None = Field(None, ge=0)
+    """Answers that enter the last this many tokens before max_tokens are punished linearly; 0 turns it off."""
+    overlong_penalty: float = Field(1.0, ge=0)
+    """The punishment at max_tokens."""
+    max_bad_updates: int = Field(3, ge=1)
+    """Updates in a row with a loss or gradient that is not finite before the run stops."""
+
+
+class CheckpointConfig(Section):
+    every: int = Field(10, ge=0)
+    """Steps between checkpoints; 0 saves only at the end."""
+    keep: int = Field(2, ge=1)
+    """Newest checkpoints that stay on disk."""
+
+
+class LogConfig(Section):
+    tensorboard: bool = True
+    """Write TensorBoard events into the run directory."""
+    wandb: str | None = None
+    """Project name for Weights & Biases."""
+    trackio: str | None = None
+    """Project name for trackio."""
+    samples: int = Field(4, ge=0)
+    """Answers written to samples.jsonl per step."""
+
+
+class Config(Section):
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Everything random is a function of this number."""
+    steps: int = Field(100, ge=1)
+    """RL steps."""
+    run_dir: str | None = None
+    """Directory of the run; `null` makes a new one under runs/."""
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    task: TaskConfig = Field(default_factory=TaskConfig)
+    reward: RewardConfig = Field(default_factory=RewardConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    learn: LearnConfig = Field(default_factory=LearnConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    log: LogConfig = Field(default_factory=LogConfig)
+
+
+def load_config(recipe: str | None = None, overrides: list[str] | None = None) -> Config:
+    """Read a recipe (a file, or the name of one that ships with Paceline), apply overrides, validate."""
+    path = _find_recipe(recipe or "default")
+    values = _read_yaml(path)
+    overridden: set[str] = set()
+    for text in overrides or []:
+        key, eq, raw = text.partition("=")
+        if not eq or not key:
+            raise UserError(f"'{text}' is not an override: write it as key.sub=value, for example rollout.samples=4")
+        try:
+            value = yaml.safe_load(raw)
+        except yaml.YAMLError as err:
+            raise UserError(f"the value of '{key}' on the command line is not valid YAML: {raw}") from err
+        # YAML reads 1e-5 as text (it wants a dot), but nobody who types it means text.
+        if isinstance(value, str):
+            value = _number(value)
+        _put(values, key, value)
+        overridden.add(key)
+    return build_config(values, where=str(path), overridden=overridden)
+
+
+def build_config(values: dict[str, Any], where: str, overridden: set[str] | None = None) -> Config:
+    try:
+        return Config.model_validate(values)
+    except ValidationError as err:
+        raise UserError(_explain(err, where, overridden or set())) from err
+
+
+def _find_recipe(recipe: str) -> Path:
+    path = Path(recipe)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise UserError(f"no recipe at {recipe}; name a .yaml file or one of: {', '.join(recipe_names())}")
+        return path
+    if recipe not in recipe_names():
+        close = difflib.get_close_matches(recipe, recipe_names(), n=1)
+        hint = f"; did you mean '{close[0]}'?" if close else f"; there are: {', '.join(recipe_names())}"
+        raise UserError(f"no recipe is called '{recipe}'{hint}")
+    return RECIPES / f"{recipe}.yaml"
+
+
+def recipe_names() -> list[str]:
+    return sorted(p.stem for p in RECIPES.glob("*.yaml"))
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as err:
+        problem = str(err).replace("\n", " ")
+        raise UserError(f"{path} is not valid YAML: {problem}") from err
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must hold settings as 'key: value', but holds a {type(values).__name__}")
+    return _numbers(values)
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _numbers(v) for k, v in value.items()}
+    return _number(value) if isinstance(value, str) else value
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text) if text[:1] in "0123456789.-+" else text
+    except ValueError:
+        return text
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    for part in path:
+        values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            raise UserError(f"'{key}' cannot be set: '{part}' is a value, not a section")
+    values[last] = value
+
+
+def setting_names(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
+    """All dotted keys of the schema, in order."""
+    names = []
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            names += setting_names(kind, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
+    return names
+
+
+def _explain(err: ValidationError, where: str, overridden: set[str]) -> str:
+    """One sentence for the first problem, in the user's own terms."""
+    first = err.errors()[0]
+    key = ".".join(str(part) for part in first["loc"]) or "the settings"
+    source = "on the command line" if key in overridden else f"in {where}"
+    if first["type"] == "extra_forbidden":
+        known = setting_names()
+        sections = sorted({k.rpartition(".")[0] for k in known} - {""})
+        # A slip in the last part of a key should find its neighbours first, a wrong section the whole key.
+        close = difflib.get_close_matches(key, known + sections, n=1, cutoff=0.5)
+        leaf = key.rpartition(".")[2]
+        close = close or [k for k in known if k.rpartition(".")[2] == leaf]
+        hint = f"; did you mean '{close[0]}'?" if close else "; `paceline settings` lists them all"
+        return f"unknown setting '{key}' {source}{hint}"
+    message = first["msg"].removeprefix("Value error, ")
+    message = message.replace("Input should be", "it should be")
+    given = "" if first["type"] == "value_error" else f" = {first['input']!r}"
+    return f"'{key}'{given} {source} does not work: {message}"

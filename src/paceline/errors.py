@@ -1,0 +1,17 @@
+"""The two ways a command can fail on purpose.
+
+Both carry one sentence that names what is wrong, where, and what to do. `cli.main` prints it and exits with the code
+given here; anything else that escapes is a bug and keeps its traceback.
+"""
+
+
+class UserError(Exception):
+    """Bad input, found before any work is done."""
+
+    exit_code = 2
+
+
+class RunError(Exception):
+    """A run that had to stop. What it had done is saved, and the message says how to go on."""
+
+    exit_code = 1

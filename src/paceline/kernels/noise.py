@@ -1,0 +1,65 @@
+"""Noise without state: the Gumbel noise of token v at a position is a hash of (seed, request id, position, v).
+
+A request's key is a hash of seed and id, a position's key a hash of that and the position, and the noise of the
+vocabulary is the SplitMix64 stream that starts at the position's key. Integers wrap at 64 bits and are exact on every
+device, so the same key gives the same noise everywhere, in any batch, in any order.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+MASK = (1 << 64) - 1
+GOLDEN, MIX1, MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def _signed(x: int) -> int:
+    """The int64 with the same bits: torch has no unsigned arithmetic."""
+    return x - (1 << 64) if x >> 63 else x
+
+
+def _mix(x: int) -> int:
+    """SplitMix64's finaliser on Python integers."""
+    x = ((x ^ (x >> 30)) * MIX1) & MASK
+    x = ((x ^ (x >> 27)) * MIX2) & MASK
+    return x ^ (x >> 31)
+
+
+def request_key(seed: int, request_id: int) -> int:
+    """The key of a request, as an int64."""
+    return _signed(_mix((_mix((seed + GOLDEN) & MASK) + request_id * GOLDEN + GOLDEN) & MASK))
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64: the arithmetic one, without the copies of the sign."""
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+
+
+def _mix_tensor(x: Tensor) -> Tensor:
+    x = _shift(x, 30).bitwise_xor_(x).mul_(_signed(MIX1))
+    x = _shift(x, 27).bitwise_xor_(x).mul_(_signed(MIX2))
+    return _shift(x, 31).bitwise_xor_(x)
+
+
+def position_keys(request_keys: Tensor, positions: Tensor) -> Tensor:
+    """int64 keys of requests and token positions, broadcast -> int64 keys of (request, position)."""
+    return _mix_tensor((positions.long() + 1).mul_(_signed(GOLDEN)) + request_keys)
+
+
+@functools.lru_cache(maxsize=8)
+def _steps(vocab: int, device: torch.device) -> Tensor:
+    return torch.arange(1, vocab + 1, device=device) * _signed(GOLDEN)
+
+
+def gumbel(keys: Tensor, vocab: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Gumbel noise [*keys.shape, vocab].
+
+    Gumbel = -log(E) with E = -log1p(-u) exponential. What wins a race is a small E, so u keeps its 32 bits of
+    resolution near 0 (a float has room for them there), and is kept off 0 and off 1.
+    """
+    bits = _shift(_mix_tensor(keys[..., None] + _steps(vocab, keys.device)), 32)
+    u = bits.to(dtype).add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
+    return u.neg_().log1p_().neg_().log_().neg_()

@@ -1,0 +1,34 @@
+"""Attention over packed sequences: what learning and prefill use.
+
+Sequences lie end to end in one row of tokens, and each token sees the earlier ones of its own sequence.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+
+class PackedAttention:
+    def __init__(self, lengths: list[int], device: torch.device):
+        self.lengths = lengths
+        self.longest = max(lengths)
+        starts = torch.tensor([0, *lengths]).cumsum(0)
+        self.starts = starts.to(device=device, dtype=torch.int32)
+
+    def positions(self) -> Tensor:
+        return torch.cat([torch.arange(n) for n in self.lengths]).to(self.starts.device)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        repeat = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+        if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+            longest, starts = self.longest, self.starts
+            return varlen_attn(q, k, v, starts, starts, longest, longest, window_size=(-1, 0))
+        # Flash attention on CUDA has no float32; a CPU has no variable-length kernel. One sequence at a time.
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, heads, N, d]
+        parts = [x.split(self.lengths, 2) for x in (q, k, v)]
+        out = [F.scaled_dot_product_attention(a, b, c, is_causal=True) for a, b, c in zip(*parts, strict=True)]
+        return torch.cat(out, 2)[0].transpose(0, 1)

@@ -1,0 +1,180 @@
+"""Checkpoints in Hugging Face form: read from a folder or a hub id, written so that `transformers` loads them.
+
+Inside, q/k/v and gate/up are fused; outside they have their usual names. `_layout` is the one place that knows both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from paceline.errors import UserError
+from paceline.model.config import FAMILIES, DecoderConfig
+from paceline.model.decoder import Decoder, as_dtype
+
+EMBEDDED = Path(__file__).parents[1] / "embedded"
+SHARD_BYTES = 5 * 10**9
+INDEX = "model.safetensors.index.json"
+ONE_FILE = "model.safetensors"
+
+
+def find_model(path: str) -> Path:
+    """The folder of a model: `embedded`, a folder, or a hub id, which is downloaded."""
+    if path == "embedded":
+        return EMBEDDED
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise UserError(f"{path} is a file; a model is a folder with config.json and .safetensors files")
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+        raise UserError(f"no model folder at {path}; name a folder, a hub id such as owner/name, or 'embedded'")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as err:
+        raise UserError(f"no folder is called {path}, and the hub gave no model by that name: {_first_line(err)}") from err
+
+
+def read_config(folder: Path) -> DecoderConfig:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise UserError(f"{folder} has no config.json, so it is not a model folder")
+    try:
+        hf = json.loads(file.read_text())
+    except json.JSONDecodeError as err:
+        raise UserError(f"{file} is not valid JSON: {err}") from err
+    return DecoderConfig.from_hf(hf, where=str(folder))
+
+
+def load_model(path: str, dtype: str = "auto", device: str | torch.device = "cpu") -> Decoder:
+    """A decoder with the weights at `path`, on `device`, in `dtype`."""
+    folder = find_model(path)
+    config = read_config(folder)
+    device = torch.device(device)
+    files = _weight_files(folder)
+    with torch.device("meta"):
+        model = Decoder(config)
+    model = model.to(as_dtype(dtype, device)).to_empty(device=device)
+    if config.tied:
+        model.head.weight = model.embed.weight
+    _fill(model, files, folder)
+    return model.requires_grad_(False)
+
+
+@torch.no_grad()
+def _fill(model: Decoder, files: list[Path], folder: Path) -> None:
+    wanted = dict(_layout(model))
+    for file in files:
+        try:
+            with safe_open(file, framework="pt", device=str(model.device)) as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (not a dict: only keys() iterates)
+                    target = wanted.pop(name, None)
+                    if target is None:
+                        continue
+                    value = tensors.get_tensor(name)
+                    if value.shape != target.shape:
+                        raise UserError(
+                            f"tensor {name} in {file} has shape {list(value.shape)}, config.json implies {list(target.shape)}"
+                        )
+                    target.copy_(value)
+        except SafetensorError as err:
+            raise UserError(f"{file} cannot be read as safetensors ({err}); is the download complete?") from err
+    if wanted:
+        missing = ", ".join(sorted(wanted)[:3]) + (" …" if len(wanted) > 3 else "")
+        raise UserError(f"{folder} lacks {len(wanted)} of the model's tensors: {missing}")
+
+
+def save_model(model: Decoder, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write config.json and one or more safetensors files. The tokenizer is not the model's to save."""
+    folder.mkdir(parents=True, exist_ok=True)
+    dtype = str(model.dtype).removeprefix("torch.")
+    hf = model.config.hf | {"architectures": [FAMILIES[model.config.family]], "dtype": dtype}
+    hf.pop("torch_dtype", None)
+    (folder / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
+    shards = _shards(model, shard_bytes)
+    if len(shards) == 1:
+        _write(shards[0], folder / ONE_FILE)
+        return
+    index: dict[str, str] = {}
+    for i, shard in enumerate(shards, 1):
+        name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        _write(shard, folder / name)
+        index |= dict.fromkeys(shard, name)
+    total = sum(t.numel() * t.element_size() for shard in shards for t in shard.values())
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2) + "\n")
+
+
+def _write(tensors: dict[str, Tensor], file: Path) -> None:
+    # Slices of a fused weight share its storage, which safetensors refuses: each gets its own copy, one shard at a time.
+    copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+    save_file(copies, file, metadata={"format": "pt"})
+
+
+def _shards(model: Decoder, limit: int) -> list[dict[str, Tensor]]:
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in _layout(model):
+        nbytes = tensor.numel() * tensor.element_size()
+        if shards[-1] and size + nbytes > limit:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += nbytes
+    return shards
+
+
+def _layout(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """Hugging Face names and the tensors, or parts of fused tensors, that hold them here."""
+    c = model.config
+    qkv = (c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim)
+    mlp = (c.intermediate_size, c.intermediate_size)
+    yield "model.embed_tokens.weight", model.embed.weight
+    for i, layer in enumerate(model.layers):
+        at, own = f"model.layers.{i}.", dict(layer.named_parameters())
+        yield at + "input_layernorm.weight", own["input_norm"]
+        yield at + "post_attention_layernorm.weight", own["post_norm"]
+        for name in ("q_norm", "k_norm"):
+            if name in own:
+                yield f"{at}self_attn.{name}.weight", own[name]
+        for suffix, kind in (("", "weight"), ("_bias", "bias")):
+            for fused, sizes, names in (
+                ("qkv", qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+                ("o", None, ("self_attn.o_proj",)),
+                ("gate_up", mlp, ("mlp.gate_proj", "mlp.up_proj")),
+                ("down", None, ("mlp.down_proj",)),
+            ):
+                tensor = own.get(fused + suffix)
+                if tensor is not None:
+                    parts = tensor.split(sizes) if sizes else (tensor,)
+                    yield from ((f"{at}{name}.{kind}", part) for name, part in zip(names, parts, strict=True))
+    yield "model.norm.weight", model.norm
+    if not c.tied:
+        yield "lm_head.weight", model.head.weight
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / INDEX
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        files = [folder / name for name in names]
+        absent = [f.name for f in files if not f.is_file()]
+        if absent:
+            raise UserError(f"{folder} lacks the weight file {absent[0]} that its index names")
+        return files
+    if (folder / ONE_FILE).is_file():
+        return [folder / ONE_FILE]
+    hint = "; it has .bin files, which Paceline does not read: save the model with safetensors" if any(folder.glob("*.bin")) else ""
+    raise UserError(f"{folder} has no weights: neither {ONE_FILE} nor {INDEX} is there{hint}")
+
+
+def _first_line(err: Exception) -> str:
+    return str(err).strip().partition("\n")[0]

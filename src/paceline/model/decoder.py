@@ -1,0 +1,174 @@
+"""The decoder. One module writes the answers and learns from them, so there is one set of weights and nothing to ship.
+
+It sees a flat row of tokens, whatever they belong to: packed training sequences, prompts, one token of each running
+request, or a drafted tree. What may look at what is the business of the `attention` it is called with, which also
+owns any cache; the model knows neither pages nor graphs nor padding.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.model.config import DecoderConfig
+from paceline.model.rope import rotate, rotation_constants, rotations
+
+
+class Attention(Protocol):
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [N, heads, d], k and v [N, kv_heads, d] of this layer -> [N, heads, d]."""
+        ...
+
+
+LayerRunner = Callable[..., Tensor]
+"""Called with (layer, *inputs); lets a learner wrap each layer, for example to recompute it in the backward pass."""
+
+
+class Layer(nn.Module):
+    """One decoder layer: a dozen tensors and a formula.
+
+    Small models spend their time between the operations, not in them, so the tensors are this module's own (reached
+    through one dictionary, not through submodules) and residuals are added within the product.
+    """
+
+    def __init__(self, config: DecoderConfig, index: int):
+        super().__init__()
+        c = config
+        self.index, self.heads, self.rotated, self.head_dim = index, c.heads, c.heads + c.kv_heads, c.head_dim
+        self.eps = c.norm_eps
+        mixed = c.heads * c.head_dim
+        shapes = {
+            "input_norm": (c.hidden_size,),
+            "qkv": (c.qkv_size, c.hidden_size),
+            "qkv_bias": (c.qkv_size,) if c.qkv_bias else None,
+            "q_norm": (c.head_dim,) if c.qk_norm else None,
+            "k_norm": (c.head_dim,) if c.qk_norm else None,
+            "o": (c.hidden_size, mixed),
+            "o_bias": (c.hidden_size,) if c.o_bias else None,
+            "post_norm": (c.hidden_size,),
+            "gate_up": (2 * c.intermediate_size, c.hidden_size),
+            "gate_up_bias": (2 * c.intermediate_size,) if c.mlp_bias else None,
+            "down": (c.hidden_size, c.intermediate_size),
+            "down_bias": (c.hidden_size,) if c.mlp_bias else None,
+        }
+        for name, shape in shapes.items():
+            self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape)))
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
+        """x [N, hidden] -> [N, hidden]"""
+        w: Any = self._parameters
+        n, heads = x.shape[0], self.heads
+        qkv = F.linear(rms_norm(x, w["input_norm"], self.eps), w["qkv"], w["qkv_bias"]).view(n, -1, self.head_dim)
+        qk = qkv[:, : self.rotated]
+        if w["q_norm"] is not None:
+            q, k = rms_norm(qk[:, :heads], w["q_norm"], self.eps), rms_norm(qk[:, heads:], w["k_norm"], self.eps)
+            qk = torch.cat((q, k), 1)
+        qk = rotate(qk, cos, sin)
+        mixed = attention(self.index, qk[:, :heads], qk[:, heads:], qkv[:, self.rotated :])
+        x = _add_product(x, mixed.reshape(n, -1), w["o"], w["o_bias"])
+        gate, up = F.linear(rms_norm(x, w["post_norm"], self.eps), w["gate_up"], w["gate_up_bias"]).chunk(2, -1)
+        return _add_product(x, F.silu(gate) * up, w["down"], w["down_bias"])
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight"""
+    if x.is_cuda or torch.is_grad_enabled():
+        return torch.rms_norm(x, (x.shape[-1],), weight, eps)
+    # On a CPU torch makes eight small operations of that; four do the same, at half the cost for small models:
+    # sqrt(mean(x^2) + eps) is the hypotenuse of |x| and sqrt(d * eps), over sqrt(d).
+    d = x.shape[-1]
+    size = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), _scalar(math.sqrt(d * eps), x.dtype))
+    return torch.addcmul(_scalar(0.0, x.dtype), x / size, weight, value=math.sqrt(d))
+
+
+@functools.cache
+def _scalar(value: float, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(value, dtype=dtype)
+
+
+def _add_product(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.addmm(residual if bias is None else residual + bias, x, weight.t())
+
+
+class Decoder(nn.Module):
+    inv_freq: Tensor
+    rope_signs: Tensor
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.layers))
+        self.norm = nn.Parameter(torch.empty(config.hidden_size))
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tied:
+            self.head.weight = self.embed.weight
+        inv_freq, rope_signs = rotation_constants(config.rope, config.head_dim, torch.device("cpu"), torch.float32)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self.register_buffer("rope_signs", rope_signs, persistent=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.weight.device
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decoder:
+        """Moves and casts like any module, but the frequencies stay float32 or wider: positions in the thousands
+        times a bfloat16 frequency would be noise."""
+        super()._apply(fn, recurse)
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        if self.device.type != "meta":
+            c = self.config
+            self.inv_freq, self.rope_signs = rotation_constants(c.rope, c.head_dim, self.device, wide)
+        return self
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attention: Attention, *, taps: bool = False, run: LayerRunner | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """tokens and positions [N] -> final hidden states [N, hidden], ready for `logits`, and, if asked for, the
+        features [N, 3 * hidden] that a drafter reads: the hidden states entering `config.tap_layers`."""
+        x = self.embed(tokens)
+        cos, sin = rotations(positions, self.inv_freq, self.rope_signs, x.dtype)
+        features = []
+        tap_layers = self.config.tap_layers if taps else ()
+        for layer in self.layers:
+            if layer.index in tap_layers:
+                features.append(x)
+            x = run(layer, x, cos, sin, attention) if run else layer(x, cos, sin, attention)
+        return rms_norm(x, self.norm, self.config.norm_eps), torch.cat(features, -1) if taps else None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int = 0, std: float = 0.02) -> Decoder:
+        """A fresh start: normal weights, with the projections that write into the residual stream scaled down by
+        depth so that its size does not grow with the number of layers."""
+        generator = torch.Generator("cpu").manual_seed(seed)
+        for name, param in self.named_parameters():
+            if param.dim() < 2:
+                param.fill_(0.0 if name.endswith("bias") else 1.0)
+                continue
+            scale = std / (2 * self.config.layers) ** 0.5 if name.endswith((".o", ".down")) else std
+            param.copy_(torch.empty(param.shape).normal_(0, scale, generator=generator))
+        return self
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def as_dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtypes: dict[str, Any] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+    return dtypes[name]

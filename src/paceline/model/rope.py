@@ -1,0 +1,104 @@
+"""Rotary position embeddings: the frequencies of the families we run, and their application.
+
+`rope_type` is default, linear, llama3 or yarn. Both spellings are read: `rope_parameters` (transformers 5) and
+`rope_theta` with `rope_scaling` (older checkpoints).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import UserError
+
+TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class Rope:
+    theta: float = 10000.0
+    kind: str = "default"
+    scaling: dict[str, Any] = field(default_factory=dict)
+    original_positions: int = 2048
+
+    @classmethod
+    def from_hf(cls, hf: dict[str, Any], where: str = "the model") -> Rope:
+        settings = dict(hf.get("rope_scaling") or {}) | dict(hf.get("rope_parameters") or {})
+        kind = settings.get("rope_type") or settings.get("type") or "default"
+        if kind not in TYPES:
+            raise UserError(f"{where} uses '{kind}' rope scaling, which Paceline does not run; it runs {', '.join(TYPES)}")
+        if settings.get("partial_rotary_factor", hf.get("partial_rotary_factor", 1.0)) != 1.0:
+            raise UserError(f"{where} rotates only part of each head, which Paceline does not run")
+        theta = settings.get("rope_theta", hf.get("rope_theta", 10000.0))
+        original = settings.get("original_max_position_embeddings", hf.get("max_position_embeddings", 2048))
+        return cls(theta, kind, settings, original)
+
+    def frequencies(self, head_dim: int) -> tuple[Tensor, float]:
+        """Inverse frequencies [head_dim / 2] in float64, and the factor that cos and sin are multiplied with."""
+        exponent = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim
+        inv = self.theta**-exponent
+        if self.kind == "linear":
+            return inv / self.scaling["factor"], 1.0
+        if self.kind == "llama3":
+            return self._llama3(inv), 1.0
+        if self.kind == "yarn":
+            return self._yarn(inv, head_dim)
+        return inv, 1.0
+
+    def _llama3(self, inv: Tensor) -> Tensor:
+        """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+        factor, low, high = (self.scaling[k] for k in ("factor", "low_freq_factor", "high_freq_factor"))
+        turns = self.original_positions * inv / (2 * math.pi)  # rotations within the original context
+        blend = ((turns - low) / (high - low)).clamp(0, 1)
+        return inv * (blend + (1 - blend) / factor)
+
+    def _yarn(self, inv: Tensor, head_dim: int) -> tuple[Tensor, float]:
+        """Dimensions that turn often keep their frequency, slow ones are interpolated, a ramp lies between."""
+        s = self.scaling
+        factor = s["factor"]
+
+        def dimension(rotations: float) -> float:
+            span = math.log(self.original_positions / (rotations * 2 * math.pi))
+            return head_dim * span / (2 * math.log(self.theta))
+
+        low, high = dimension(s.get("beta_fast") or 32), dimension(s.get("beta_slow") or 1)
+        if s.get("truncate", True):
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        if low == high:
+            high += 0.001  # the ramp's width must not be zero
+        ramp = ((torch.arange(head_dim // 2, dtype=torch.float64, device="cpu") - low) / (high - low)).clamp(0, 1)
+        mixed = inv / factor * ramp + inv * (1 - ramp)
+        return mixed, s.get("attention_factor") or _yarn_attention_factor(factor, s)
+
+
+def _yarn_attention_factor(factor: float, scaling: dict[str, Any]) -> float:
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    one, all_dims = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return mscale(one) / mscale(all_dims) if one and all_dims else mscale(1.0)
+
+
+def rotations(positions: Tensor, inv_freq: Tensor, signs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [N, 1, head_dim] for `rotate`, from the frequencies of all dimensions [head_dim] and the factors
+    [2, head_dim] of cosine and sine; the first half of the sine's is negative."""
+    angle = positions.to(inv_freq.dtype)[:, None] * inv_freq
+    return (angle.cos() * signs[0]).to(dtype)[:, None], (angle.sin() * signs[1]).to(dtype)[:, None]
+
+
+def rotation_constants(rope: Rope, head_dim: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Frequencies and factors as `rotations` takes them."""
+    half, factor = rope.frequencies(head_dim)
+    signs = torch.ones(2, head_dim, dtype=torch.float64, device="cpu")
+    signs[1, : head_dim // 2] = -1
+    return torch.cat((half, half)).to(device, dtype), (signs * factor).to(device, dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate heads [N, heads, head_dim], whose dimension i is paired with i + head_dim / 2."""
+    return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, -1), sin)

@@ -1,0 +1,58 @@
+"""The two ways a pass of the engine looks at the cache: filling it with prompts, and decoding over it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.paged_attention import PageRows, chain_tree
+from paceline.model.attention import PackedAttention
+from paceline.rollout.pages import PagePool
+
+
+class PrefillAttention(PackedAttention):
+    """Whole sequences from their first token on: they see themselves, and leave their keys and values in the pages."""
+
+    def __init__(self, pool: PagePool, lengths: list[int], slots: Tensor):
+        super().__init__(lengths, slots.device)
+        self.pool, self.slots = pool, slots
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.pool.write(layer, self.slots, k, v)
+        return super().__call__(layer, q, k, v)
+
+
+class DecodeAttention:
+    """T new tokens per request over its pages; `tree` says which new tokens see which (default: causal)."""
+
+    def __init__(self, pool: PagePool, table: Tensor, context: Tensor, heads: int, tree: Tensor | None = None):
+        self.pool, self.table, self.context = pool, table, context
+        self.tree = chain_tree(len(context), 1, context.device) if tree is None else tree
+        self.new = self.tree.shape[1]
+        place = context.long()[:, None] + torch.arange(self.new, device=context.device)  # [B, T]
+        pages = table.gather(1, place // pool.page_size)
+        self.slots = pool.slots(pages.view(-1), (place % pool.page_size).view(-1))
+        self.rows: PageRows | None = None
+        if pool.k.device.type == "cpu" or pool.k.dtype == torch.float64:
+            group = heads // pool.k.shape[2]
+            self.rows = PageRows.build(table, context, self.tree, pool.page_size, group, pool.k.dtype)
+
+    def advance(self) -> bool:
+        """Move on to the next token of the same requests, if that is cheaper than building anew."""
+        if self.rows is None or self.rows.steps_left == 0:
+            return False
+        self.slots += 1  # the next place within each page
+        self.rows.advance()
+        return True
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.pool.write(layer, self.slots, k, v)
+        k_pool, v_pool = self.pool.k_layers[layer], self.pool.v_layers[layer]
+        q = q.reshape(-1, self.new, *q.shape[1:])
+        if self.rows is not None:
+            out = self.rows.attend(q, k_pool, v_pool)
+        else:
+            from paceline.kernels.paged_attention_triton import paged_attention
+
+            out = paged_attention(q, k_pool, v_pool, self.table, self.context, self.tree)
+        return out.flatten(0, 1)

@@ -1,0 +1,84 @@
+"""KV pages: fixed-size blocks of keys and values that sequences own or share, and the count of who does."""
+
+from __future__ import annotations
+
+import heapq
+
+import torch
+from torch import Tensor
+
+from paceline.model.config import DecoderConfig
+
+
+class PagePool:
+    """All pages of an engine. Page 0 is scratch: rows that pad a graph write there, and nobody reads it."""
+
+    def __init__(self, config: DecoderConfig, pages: int, page_size: int, dtype: torch.dtype, device: torch.device):
+        assert pages >= 2, "a pool needs the scratch page and one more"
+        self.page_size = page_size
+        self.pages = pages
+        shape = (config.layers, pages, config.kv_heads, page_size, config.head_dim)
+        # Zeros, because masked places still enter a sum on the CPU path, where anything but a number would spoil it.
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)
+        # A layer's pool, and the same as one row of d numbers per page, head and place.
+        self.k_layers, self.v_layers = self.k.unbind(0), self.v.unbind(0)
+        self._k_rows = [k.view(-1, config.head_dim) for k in self.k_layers]
+        self._v_rows = [v.view(-1, config.head_dim) for v in self.v_layers]
+        # Lowest page first: keeps the used part of the pool dense, so that a CPU can read it where it lies.
+        self._free = list(range(1, pages))
+        self._users = [0] * pages
+
+    @property
+    def usable(self) -> int:
+        return self.pages - 1
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def needed(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def take(self, count: int) -> list[int]:
+        assert count <= self.free, "the scheduler admits by pages, so it never asks for more than there are"
+        pages = [heapq.heappop(self._free) for _ in range(count)]
+        for page in pages:
+            self._users[page] = 1
+        return pages
+
+    def share(self, pages: list[int]) -> list[int]:
+        for page in pages:
+            assert self._users[page] > 0, "only a page in use can be shared"
+            self._users[page] += 1
+        return list(pages)
+
+    def release(self, pages: list[int]) -> None:
+        for page in pages:
+            self._users[page] -= 1
+            assert self._users[page] >= 0, "a page was released twice"
+            if self._users[page] == 0:
+                heapq.heappush(self._free, page)
+
+    def copy(self, sources: list[int], targets: list[int]) -> None:
+        """Copy whole pages, all layers at once."""
+        if sources:
+            src, dst = (torch.tensor(x, device=self.k.device) for x in (sources, targets))
+            self.k[:, dst] = self.k[:, src]
+            self.v[:, dst] = self.v[:, src]
+
+    def slots(self, pages: Tensor, offsets: Tensor) -> Tensor:
+        """Row numbers [N * kv_heads] of tokens, for `write`."""
+        kv_heads = self.k.shape[2]
+        heads = torch.arange(kv_heads, device=pages.device)
+        return ((pages.long()[:, None] * kv_heads + heads) * self.page_size + offsets.long()[:, None]).view(-1)
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Put keys and values [N, kv_heads, d] of one layer into their slots."""
+        d = k.shape[-1]
+        self._k_rows[layer].index_copy_(0, slots, k.reshape(-1, d))
+        self._v_rows[layer].index_copy_(0, slots, v.reshape(-1, d))
+
+
+def page_bytes(config: DecoderConfig, page_size: int, dtype: torch.dtype) -> int:
+    return 2 * config.layers * config.kv_heads * config.head_dim * page_size * dtype.itemsize

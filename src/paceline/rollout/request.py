@@ -1,0 +1,100 @@
+"""The vocabulary of the rollout engine: what is asked for, what comes out, and what is known in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.kernels.noise import request_key
+
+FinishReason = Literal["stop", "length"]
+MAX_BANNED = 8
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. Filters apply in the order top-k, top-p, min-p to the logits over the temperature."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_tokens: int = 512
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer; the tokens that complete one are kept."""
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature must not be negative, got {self.temperature}")
+        if self.top_k < 0 or not 0 < self.top_p <= 1 or not 0 <= self.min_p <= 1:
+            raise ValueError(f"top_k >= 0, 0 < top_p <= 1 and 0 <= min_p <= 1 must hold, got {self}")
+        if self.max_tokens < 1 or not 0 <= self.min_tokens <= self.max_tokens:
+            raise ValueError(f"1 <= max_tokens and 0 <= min_tokens <= max_tokens must hold, got {self}")
+        if self.min_tokens and len(self.stop_token_ids) > MAX_BANNED:
+            raise ValueError(f"min_tokens works with at most {MAX_BANNED} stop tokens, got {len(self.stop_token_ids)}")
+
+    @property
+    def filters(self) -> bool:
+        """Whether anything but temperature shapes the distribution."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.min_tokens > 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One answer to be written. Its tokens are a function of the policy and of what is in here, and of nothing else."""
+
+    id: int
+    prompt: tuple[int, ...]
+    sampling: Sampling = Sampling()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ValueError(f"request {self.id} has an empty prompt")
+
+
+@dataclass(frozen=True)
+class Completion:
+    request: Request
+    tokens: list[int]
+    """The answer, without the prompt; ends with the stop token if one ended it."""
+    logprobs: list[float]
+    """log p of each token under the policy at the request's temperature, before filters (at 0: temperature 1)."""
+    finish_reason: FinishReason
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request on its way: its tokens so far, and the pages that hold their keys and values."""
+
+    request: Request
+    tokens: list[int]
+    logprobs: list[float] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    admitted: int = -1
+    """Order of admission; the latest is paused first when pages run out."""
+
+    @classmethod
+    def of(cls, request: Request) -> Sequence:
+        return cls(request, list(request.prompt))
+
+    @property
+    def key(self) -> int:
+        return request_key(self.request.seed, self.request.id)
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def fresh(self) -> bool:
+        """Nothing written yet, so the prompt's pages can be shared with the rest of its group."""
+        return self.generated == 0
+
+    def complete(self, reason: FinishReason) -> Completion:
+        response = self.tokens[len(self.request.prompt) :]
+        assert len(response) == len(self.logprobs), "every token has its log-probability"
+        return Completion(self.request, response, self.logprobs, reason)

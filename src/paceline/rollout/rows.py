@@ -1,0 +1,88 @@
+"""The running batch as the device sees it: one row of numbers per request.
+
+A row holds the last token, the length of the context, the sampling parameters and the page table. All rows lie in one
+int32 tensor, so that a step uploads the batch in a single copy; on a CPU the tensor is used where it is. Rows behind
+the last request are neutral: they point at the scratch page and may be computed without harm, which is how a graph
+for 32 requests serves 29.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.rollout.request import MAX_BANNED, Sequence
+from paceline.rollout.sampling import SamplingRows
+
+TOKEN, CONTEXT, KEY, TEMPERATURE, TOP_K, TOP_P, MIN_P, BANNED = 0, 1, 2, 4, 5, 6, 7, 8
+TABLE = BANNED + MAX_BANNED
+
+
+class RowsView(NamedTuple):
+    tokens: Tensor  # int32 [B] last token of each request
+    context: Tensor  # int32 [B] tokens in the cache
+    table: Tensor  # int32 [B, most] pages
+    sampling: SamplingRows
+
+
+class Rows:
+    def __init__(self, capacity: int, most_pages: int, device: torch.device):
+        width = TABLE + most_pages + most_pages % 2  # even, so that two columns can be read as one int64
+        on_gpu = device.type == "cuda"
+        self.host = torch.zeros(capacity, width, dtype=torch.int32, pin_memory=on_gpu)
+        self.device = torch.zeros_like(self.host, device=device) if on_gpu else self.host
+        ints = self.host.numpy()
+        self.token, self.context, self.table = ints[:, TOKEN], ints[:, CONTEXT], ints[:, TABLE:]
+        self._ints, self._floats = ints, ints.view(np.float32)
+        self._keys = ints[:, KEY : KEY + 2].view(np.int64)[:, 0]
+        self._ints[:, BANNED:TABLE] = -1
+
+    def put(self, row: int, seq: Sequence) -> None:
+        s = seq.request.sampling
+        self.token[row] = seq.tokens[-1]
+        self.context[row] = len(seq.tokens)
+        self._keys[row] = seq.key
+        self._ints[row, TOP_K] = s.top_k
+        self._floats[row, [TEMPERATURE, TOP_P, MIN_P]] = s.temperature, s.top_p, s.min_p
+        self.put_pages(row, seq)
+        self.put_banned(row, seq)
+
+    def put_pages(self, row: int, seq: Sequence) -> None:
+        self.table[row, : len(seq.pages)] = seq.pages
+
+    def put_banned(self, row: int, seq: Sequence) -> None:
+        """Stop tokens are out of the race while the answer is too short."""
+        stops = seq.request.sampling.stop_token_ids
+        banned = [-1]
+        if stops and seq.generated < seq.request.sampling.min_tokens:
+            banned = list(stops)
+        self._ints[row, BANNED:TABLE] = banned + banned[:1] * (MAX_BANNED - len(banned))
+
+    def drop(self, row: int, last: int) -> None:
+        """Forget a row; the last one takes its place."""
+        self._ints[row] = self._ints[last]
+        self._ints[last] = 0
+        self._ints[last, BANNED:TABLE] = -1
+
+    def upload(self, count: int) -> None:
+        if self.device is not self.host:
+            self.device[:count].copy_(self.host[:count], non_blocking=True)
+
+    @functools.lru_cache(maxsize=512)  # noqa: B019 (views of one buffer that lives as long as the engine)
+    def view(self, first: int, last: int) -> RowsView:
+        """The rows [first, last) on the device, by column."""
+        part = self.device[first:last]
+        floats = part.view(torch.float32)
+        sampling = SamplingRows(
+            keys=part[:, KEY : KEY + 2].view(torch.int64)[:, 0],
+            temperature=floats[:, TEMPERATURE],
+            top_k=part[:, TOP_K],
+            top_p=floats[:, TOP_P],
+            min_p=floats[:, MIN_P],
+            banned=part[:, BANNED:TABLE],
+        )
+        return RowsView(part[:, TOKEN], part[:, CONTEXT], part[:, TABLE:], sampling)

@@ -1,0 +1,95 @@
+"""Sampling as a race with known noise.
+
+The token at a position is argmax_v(logit_v / T + gumbel_v) over the tokens that the filters keep, with the noise of
+`kernels.noise`. There is no generator to keep in step: whoever computes the same logits draws the same token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.noise import gumbel, position_keys
+
+
+@dataclass
+class SamplingRows:
+    """Sampling parameters of a batch, a row per request."""
+
+    keys: Tensor  # int64 [B] request keys
+    temperature: Tensor  # float32 [B]
+    top_k: Tensor  # int32 [B]
+    top_p: Tensor  # float32 [B]
+    min_p: Tensor  # float32 [B]
+    banned: Tensor  # int32 [B, 8] tokens that must not be drawn, padded with repeats; -1 throughout where there are none
+
+
+def race(logits: Tensor, rows: SamplingRows, noise: Tensor, filters: bool) -> tuple[Tensor, Tensor]:
+    """Draw tokens from `logits` with `noise`, both [B, V] -> tokens [B], log-probabilities [B].
+    `filters` says whether any row uses more than its temperature; it changes no row that does not.
+
+    The log-probability is that of the policy at this temperature, before filters, which is what a learner compares
+    with; for greedy rows it is the one at temperature 1.
+    """
+    wide = race_dtype(logits.dtype)
+    greedy = rows.temperature == 0
+    scaled = logits.to(wide) / torch.where(greedy, 1.0, rows.temperature).to(wide)[:, None]
+    scores = keep(scaled, rows) if filters else scaled
+    tokens = torch.where(greedy[:, None], scores, scores + noise).argmax(-1)
+    logprobs = scaled.gather(-1, tokens[:, None])[:, 0] - scaled.logsumexp(-1)
+    return tokens, logprobs
+
+
+def race_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Scores and noise are float32, whatever the model computes in; float64 models race in float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class NoiseAhead:
+    """The noise of a batch, computed for a few positions at a time while the batch stays as it is.
+
+    Making noise is some thirty operations on few numbers. A GPU hides them in a graph; for a small model on a CPU
+    they would be a tenth of a step, so small batches there prepare several positions at once."""
+
+    BLOCK = 4096  # numbers per block: beyond this, making noise is no longer a matter of overhead
+
+    def __init__(self, vocab: int, dtype: torch.dtype):
+        self.vocab, self.dtype = vocab, race_dtype(dtype)
+        self._block: list[Tensor] = []
+
+    def forget(self) -> None:
+        self._block = []
+
+    def next(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """Noise [B, V] of the requests `keys` at `positions`, which must be one past the last call's (or `forget`)."""
+        if not self._block:
+            count = 1 if keys.is_cuda else max(1, min(16, self.BLOCK // (len(keys) * self.vocab)))
+            ahead = positions + torch.arange(count, device=keys.device)[:, None]
+            self._block = list(gumbel(position_keys(keys, ahead), self.vocab, self.dtype).unbind(0))[::-1]
+        return self._block.pop()
+
+
+def keep(scaled: Tensor, rows: SamplingRows) -> Tensor:
+    """Set the scores of tokens that the filters drop to -inf. Neutral parameters drop nothing."""
+    scaled = _ban(scaled, rows.banned)
+    vocab = scaled.shape[-1]
+    best = scaled.sort(-1, descending=True).values
+    k = torch.where(rows.top_k == 0, vocab, rows.top_k.clamp(max=vocab)).long()[:, None]
+    rank = torch.arange(vocab, device=scaled.device)
+    best = best.masked_fill(rank >= k, -torch.inf)
+    before = best.softmax(-1).cumsum(-1).roll(1, -1)  # probability of the tokens ahead of each rank
+    before[:, 0] = 0.0
+    # 1 means all: a rounded sum must not drop the last tokens of a row that does not use the filter.
+    top_p = torch.where(rows.top_p < 1, rows.top_p, torch.inf)[:, None]
+    nucleus = (before < top_p).sum(-1, keepdim=True)
+    last = best.gather(-1, torch.minimum(nucleus, k) - 1)
+    floor = best[:, :1] + rows.min_p.to(best.dtype).log()[:, None]
+    return scaled.masked_fill(scaled < torch.maximum(last, floor), -torch.inf)
+
+
+def _ban(scaled: Tensor, banned: Tensor) -> Tensor:
+    index = banned.long()
+    values = torch.where(index >= 0, -torch.inf, scaled.gather(-1, index.clamp(min=0)))
+    return scaled.scatter(-1, index.clamp(min=0), values)

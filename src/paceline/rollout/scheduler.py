@@ -1,0 +1,183 @@
+"""Who decodes, who waits, and who owns which pages.
+
+Requests are admitted in order while there are pages for them. The prompt of a group is computed once: its full pages
+are shared, the last, partly filled one is copied to each answer. When pages run out in mid-flight, the request that
+was admitted last is paused: it loses its pages and waits at the front of the queue; later it is computed again from its
+tokens and goes on exactly as it would have, because a token depends on its position and not on its history.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from paceline.rollout.pages import PagePool
+from paceline.rollout.request import Request, Sequence
+from paceline.rollout.rows import Rows
+
+
+@dataclass(eq=False)
+class Prefix:
+    """A prompt that several requests share, kept until the last of them has been admitted."""
+
+    pages: list[int]
+    hidden: Tensor | None = None
+    """Final hidden state of its last token: what the first token of every answer is drawn from."""
+
+
+@dataclass
+class Fill:
+    """Tokens that have to go through the model to fill pages, for a shared prompt or for one sequence."""
+
+    tokens: list[int]
+    pages: list[int]
+    owner: Prefix | Sequence
+
+
+@dataclass
+class Admission:
+    sequences: list[Sequence] = field(default_factory=list)
+    fills: list[Fill] = field(default_factory=list)
+    prefixes: dict[int, Prefix] = field(default_factory=dict)  # by index in `sequences`
+    copies: list[tuple[int, int]] = field(default_factory=list)  # pages to copy once the fills are done
+
+
+class Scheduler:
+    def __init__(self, pool: PagePool, rows: Rows, max_batch: int, prefill_tokens: int):
+        self.pool, self.rows = pool, rows
+        self.max_batch, self.prefill_tokens = max_batch, prefill_tokens
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # index = row
+        self.paused = 0
+        self.changes = 0
+        """Counts changes to the rows other than one more token each: what is derived from them holds while it stands."""
+        self._prefixes: dict[tuple[int, ...], Prefix] = {}
+        self._fresh: Counter[tuple[int, ...]] = Counter()  # fresh requests that wait, by prompt
+        self._admissions = 0
+
+    def submit(self, request: Request) -> None:
+        self.waiting.append(Sequence.of(request))
+        self._fresh[request.prompt] += 1
+
+    def admit(self) -> Admission:
+        """Take waiting requests into the batch, as many as pages, rows and one prefill pass have room for."""
+        out = Admission()
+        filled = 0
+        while self.waiting and len(self.running) < self.max_batch:
+            seq = self.waiting[0]
+            prefix = self._prefixes.get(seq.request.prompt) if seq.fresh else None
+            cost = 0 if prefix else len(seq.tokens)
+            if out.fills and filled + cost > self.prefill_tokens:
+                break
+            if not self._place(seq, prefix, out):
+                if self.running:
+                    break
+                # Nothing runs, so only prompts that wait for the rest of their group hold pages: let go of them.
+                self._drop_prefixes()
+                placed = self._place(seq, None, out, share=False)
+                assert placed, "submit() checks that a request alone always fits"
+            filled += cost
+            self.waiting.popleft()
+            self._enter(seq)
+        return out
+
+    def _place(self, seq: Sequence, prefix: Prefix | None, out: Admission, share: bool = True) -> bool:
+        """Give a sequence its pages, if there are enough; one page per running request is kept back to grow into."""
+        length = len(seq.tokens)
+        full = length // self.pool.page_size
+        room = self.pool.free - len(self.running)
+        share = share and seq.fresh and (prefix is not None or self._fresh[seq.request.prompt] > 1)
+        own = self.pool.needed(length + 1) - (full if share else 0)
+        first = share and prefix is None
+        if own + (self.pool.needed(length) if first else 0) > room:
+            return False
+        if first:
+            prefix = Prefix(self.pool.take(self.pool.needed(length)))
+            self._prefixes[seq.request.prompt] = prefix
+            out.fills.append(Fill(seq.tokens, prefix.pages, prefix))
+        if share:
+            assert prefix is not None
+            seq.pages = self.pool.share(prefix.pages[:full]) + self.pool.take(own)
+            out.prefixes[len(out.sequences)] = prefix
+            if length % self.pool.page_size:
+                out.copies.append((prefix.pages[full], seq.pages[full]))
+        else:
+            seq.pages = self.pool.take(own)
+            out.fills.append(Fill(seq.tokens, seq.pages, seq))
+        out.sequences.append(seq)
+        return True
+
+    def _enter(self, seq: Sequence) -> None:
+        if seq.fresh:
+            self._fresh[seq.request.prompt] -= 1
+        self._admissions += 1
+        seq.admitted = self._admissions
+        self.running.append(seq)
+        self.rows.put(len(self.running) - 1, seq)
+        self.changes += 1
+
+    def settle(self) -> None:
+        """After an admission has been carried out: let go of prompts that nobody waits for any more."""
+        for prompt in [p for p in self._prefixes if not self._fresh[p]]:
+            self.pool.release(self._prefixes.pop(prompt).pages)
+            del self._fresh[prompt]
+
+    def reserve(self, new: int = 1) -> None:
+        """Make sure that every running request has pages for its next `new` tokens, pausing the latest if need be."""
+        size = self.pool.page_size
+        count = len(self.running)
+        # Cheap test first: only rows whose next tokens cross into a new page can need one.
+        crossing = (self.rows.context[:count] % size == 0) | ((self.rows.context[:count] % size) + new > size)
+        for seq in [self.running[i] for i in crossing.nonzero()[0]]:
+            # The last token is not in the cache yet; the next pass puts it there.
+            need = self.pool.needed(len(seq.tokens) - 1 + new) - len(seq.pages)
+            if need <= 0 or not seq.pages:  # no pages: paused for the sake of an earlier one
+                continue
+            while need > self.pool.free:
+                if self._prefixes:
+                    self._drop_prefixes()
+                    continue
+                self._pause(max(self.running, key=lambda s: s.admitted))
+                if not seq.pages:
+                    break
+            else:
+                seq.pages += self.pool.take(need)
+                self.rows.put_pages(self.running.index(seq), seq)
+                self.changes += 1
+
+    def _pause(self, seq: Sequence) -> None:
+        assert not seq.fresh, "a running request has drawn a token"
+        self.paused += 1
+        self.remove(self.running.index(seq))
+        self.waiting.appendleft(seq)
+
+    def pause_all(self) -> None:
+        """Send every running request back to the queue, in order."""
+        for seq in sorted(self.running, key=lambda s: -s.admitted):
+            self._pause(seq)
+
+    def remove(self, row: int) -> Sequence:
+        """Take a sequence out of the batch and free its pages."""
+        seq, last = self.running[row], len(self.running) - 1
+        self.pool.release(seq.pages)
+        seq.pages = []
+        self.running[row] = self.running[last]
+        self.running.pop()
+        self.rows.drop(row, last)
+        self.changes += 1
+        return seq
+
+    def _drop_prefixes(self) -> None:
+        for prefix in self._prefixes.values():
+            self.pool.release(prefix.pages)
+        self._prefixes.clear()
+
+    def clear(self) -> None:
+        """Forget every request, wherever it is."""
+        while self.running:
+            self.remove(len(self.running) - 1)
+        self.waiting.clear()
+        self._fresh.clear()
+        self._drop_prefixes()

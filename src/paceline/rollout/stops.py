@@ -1,0 +1,32 @@
+"""When an answer is over. A pure function of its tokens, asked after each one, so that it does not matter in which
+portions they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.rollout.request import FinishReason, Sequence
+
+Decode = Callable[[list[int]], str]
+
+
+def finish_reason(seq: Sequence, longest: int, decode: Decode | None) -> FinishReason | None:
+    """Why `seq` ends with its last token, or None if it goes on. `longest` bounds prompt and answer together."""
+    s = seq.request.sampling
+    if seq.generated >= s.min_tokens:
+        if seq.tokens[-1] in s.stop_token_ids:
+            return "stop"
+        if s.stop and _stop_text(seq, decode):
+            return "stop"
+    if seq.generated >= s.max_tokens or len(seq.tokens) >= longest:
+        return "length"
+    return None
+
+
+def _stop_text(seq: Sequence, decode: Decode | None) -> bool:
+    assert decode is not None, "submit() refuses stop texts when the engine cannot decode"
+    # A character takes at most four bytes and a token holds at least one, so this window covers any stop text
+    # that the last token can complete.
+    window = 4 * max(len(text) for text in seq.request.sampling.stop) + 4
+    text = decode(seq.tokens[-min(window, seq.generated) :])
+    return any(stop in text for stop in seq.request.sampling.stop)

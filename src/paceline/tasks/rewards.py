@@ -1,0 +1,170 @@
+"""Reward functions: the built-in ones, and the user's own by `module:function` or `file.py:function`.
+
+Two signatures are understood, and told apart by their parameters: TRL's `f(prompts, completions, **columns)`, which
+returns a list with a number or None per completion, and verl's `compute_score(data_source, solution_str, ground_truth,
+extra_info)`, which returns a number or a dict with a `score`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.tasks import countdown, gym
+from paceline.tasks.sample import Sample, text_of
+
+
+@dataclass(frozen=True)
+class Reward:
+    name: str
+    weight: float
+    call: Callable[[Sample, str, list[int]], float | None]
+    """(sample, text of the answer, its tokens) -> value, or None for no opinion."""
+
+
+def load_reward(name: str, weight: float = 1.0) -> Reward:
+    builtin: dict[str, Callable[..., Any]] = {"countdown": countdown.reward, "exact_match": exact_match, "math": math_match, "gym": gym_score}
+    function = builtin.get(name) or _import(name, sorted(builtin))
+    return Reward(name, weight, _adapt(function, name))
+
+
+def judge(rewards: list[Reward], sample: Sample, text: str, tokens: list[int]) -> dict[str, float]:
+    """Value of each function that has an opinion. Raises `BadReward` for what is not a number."""
+    values = {}
+    for reward in rewards:
+        value = reward.call(sample, text, tokens)
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            value = float(value)
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as err:
+            raise BadReward(f"returned {value!r}, which is not a number") from err
+        if not math.isfinite(number):
+            raise BadReward(f"returned {number}")
+        values[reward.name] = number
+    return values
+
+
+class BadReward(Exception):
+    """A reward function gave something that cannot be used."""
+
+
+def total(rewards: list[tuple[str, float]], values: dict[str, float]) -> float:
+    return sum(weight * values[name] for name, weight in rewards if name in values)
+
+
+def _import(name: str, builtin: list[str]) -> Callable[..., Any]:
+    place, colon, attribute = name.rpartition(":")
+    if not colon or not place or not attribute:
+        raise UserError(
+            f"no reward is called '{name}': use {', '.join(builtin)}, or your own as module:function or file.py:function"
+        )
+    try:
+        module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as err:  # a module can fail in any way while it is imported
+        raise UserError(f"the reward '{name}' cannot be imported: {type(err).__name__}: {err}") from err
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise UserError(f"{place} has no function '{attribute}', which the reward '{name}' names")
+    return function
+
+
+def _import_file(path: Path) -> Any:
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise UserError(f"no file at {path}, where a reward function should be")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))  # so that it can import its neighbours
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _adapt(function: Callable[..., Any], name: str) -> Callable[[Sample, str, list[int]], float | None]:
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if "solution_str" in parameters:
+        return lambda sample, text, tokens: _call_verl(function, parameters, takes_all, sample, text)
+    if "completions" in parameters:
+        return lambda sample, text, tokens: _call_trl(function, name, parameters, takes_all, sample, text, tokens)
+    raise UserError(
+        f"the reward '{name}' takes ({', '.join(parameters)}); write it as f(prompts, completions, **columns) "
+        "or compute_score(data_source, solution_str, ground_truth, extra_info)"
+    )
+
+
+def _call_verl(function: Callable, parameters: Any, takes_all: bool, sample: Sample, text: str) -> Any:
+    arguments = {
+        "data_source": sample.columns.get("data_source"),
+        "solution_str": text,
+        "ground_truth": sample.columns.get("ground_truth"),
+        "extra_info": sample.columns.get("extra_info"),
+    }
+    result = function(**{k: v for k, v in arguments.items() if takes_all or k in parameters})
+    return result["score"] if isinstance(result, dict) else result
+
+
+def _call_trl(
+    function: Callable, name: str, parameters: Any, takes_all: bool, sample: Sample, text: str, tokens: list[int]
+) -> Any:
+    """One completion as a batch of one. Chat prompts come with chat completions, as in TRL."""
+    completion: Any = text if isinstance(sample.prompt, str) else [{"role": "assistant", "content": text}]
+    arguments = {"prompts": [sample.prompt], "completions": [completion], "completion_ids": [tokens]}
+    arguments |= {column: [value] for column, value in sample.columns.items()}
+    result = function(**{k: v for k, v in arguments.items() if takes_all or k in parameters})
+    if inspect.iscoroutine(result):
+        result = asyncio.run(result)
+    if not hasattr(result, "__len__") or len(result) != 1:
+        raise BadReward(f"returned {result!r} for one completion instead of a list with one value")
+    return result[0]
+
+
+ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "target")
+
+
+def _expected(columns: dict[str, Any]) -> str:
+    for name in ANSWER_COLUMNS:
+        if name in columns:
+            return str(columns[name][0])
+    raise BadReward(f"found no column with the right answer; it looks for {', '.join(ANSWER_COLUMNS)}")
+
+
+def exact_match(completions: list[Any], **columns: Any) -> list[float]:
+    """1 if the last <answer>, or else the last line, is the right answer, up to spaces and case."""
+    text = text_of(completions[0])
+    answers = countdown.ANSWER.findall(text) or text.strip().splitlines()[-1:] or [""]
+    plain = lambda s: " ".join(str(s).lower().split())  # noqa: E731
+    return [float(plain(answers[-1]) == plain(_expected(columns)))]
+
+
+def math_match(completions: list[Any], **columns: Any) -> list[float | None]:
+    """1 if math-verify finds the right answer's value in the text, 0 if not, no opinion if it cannot read the former."""
+    try:
+        from math_verify import parse, verify
+    except ImportError as err:
+        raise UserError("the math reward needs math-verify: pip install 'paceline[math]'") from err
+
+    expected = _expected(columns)
+    gold = parse(expected) or parse(f"${expected}$")
+    if not gold:
+        return [None]
+    return [float(verify(gold, parse(text_of(completions[0]))))]
+
+
+def gym_score(completions: list[Any], entry: list[Any], task: list[str], **_: Any) -> list[float]:
+    return [gym.score(text_of(completions[0]), entry[0], task[0])]

@@ -1,0 +1,42 @@
+"""From a setting to a task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from paceline.errors import UserError
+from paceline.tasks.countdown import Countdown, Style
+from paceline.tasks.datasets import DataSet, read_file, read_hub
+from paceline.tasks.gym import Gym
+from paceline.tasks.sample import Task
+
+if TYPE_CHECKING:
+    from paceline.config import TaskConfig
+
+
+def make_task(config: TaskConfig, seed: int, style: Style) -> Task:
+    """`style` is how prompts are worded where the task has a choice (see `TaskConfig.style`)."""
+    name = config.name
+    if name == "countdown":
+        return Countdown(config.difficulty, style, seed)
+    if name.startswith("gym:"):
+        return Gym(name.removeprefix("gym:"), config.options, style, seed)
+    if name.startswith("hub:"):
+        rows = read_hub(name.removeprefix("hub:"), config.split)
+    elif Path(name).suffix in (".jsonl", ".json", ".parquet"):
+        rows = read_file(Path(name).expanduser())
+    else:
+        raise UserError(
+            f"task.name = '{name}' is not a task: use countdown, gym:NAME, hub:ID, or a .jsonl or .parquet file"
+        )
+    return DataSet(name, rows, config.prompt_column, config.system, config.shuffle, seed)
+
+
+def choose_style(wanted: str, model: str, has_template: bool) -> Style:
+    """The embedded model knows only its own format; other models are asked in words, as a chat if they can."""
+    if wanted != "auto":
+        return cast(Style, wanted)
+    if model == "embedded":
+        return "search"
+    return "chat" if has_template else "text"

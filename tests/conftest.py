@@ -1,0 +1,56 @@
+"""Models for the tests: tiny, random, in float64 where tokens must be identical, one of each family."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded at run time, in tests neither
+torch.set_num_threads(2)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels run in Triton's interpreter where there is no GPU
+
+from paceline.model import Decoder, DecoderConfig  # noqa: E402
+
+TINY = {
+    "vocab_size": 128,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "eos_token_id": 1,
+    "tie_word_embeddings": False,
+}
+
+
+def tiny_config(family: str = "llama", **changes: object) -> dict:
+    return TINY | {"model_type": family} | changes
+
+
+def tiny_model(family: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float64, **changes: object) -> Decoder:
+    """A random decoder whose outputs are far from uniform, so that a wrong one shows."""
+    model = Decoder(DecoderConfig.from_hf(tiny_config(family, **changes)))
+    model.init_weights(seed, std=0.15)
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if param.dim() == 1:
+                param.add_(torch.empty(param.shape).normal_(0, 0.2, generator=generator))
+            elif name == "head.weight":
+                param.mul_(4)
+    return model.to(dtype).requires_grad_(False)
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Path:
+    from paceline.model.checkpoint import EMBEDDED
+
+    return EMBEDDED

@@ -1,0 +1,82 @@
+"""On a GPU: graphs change nothing, stay valid when weights change, and a step reads from the device once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paceline.rollout import Engine, EngineSettings
+
+from ..conftest import tiny_model
+from .test_engine import make_requests
+
+pytestmark = pytest.mark.gpu
+
+
+def run(model, requests, **settings):
+    engine = Engine(model, EngineSettings(**settings))
+    return {c.request.id: c.tokens for c in engine.run(requests)}, engine
+
+
+def on_gpu(dtype=torch.float32, **changes):
+    return tiny_model(dtype=dtype, **changes).to("cuda")
+
+
+def differing(a: dict, b: dict) -> int:
+    assert a.keys() == b.keys()
+    return sum(a[k] != b[k] for k in a)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}, {"min_tokens": 1}], ids=str)
+def test_graphs_do_not_change_tokens(sampling):
+    model, requests = on_gpu(), make_requests(40, groups=10, **sampling)
+    graphed, engine = run(model, requests)
+    assert engine.runner.graphs is not None
+    eager, _ = run(model, requests, cuda_graphs=False)
+    assert differing(graphed, eager) == 0
+
+
+def test_gpu_and_cpu_draw_the_same_tokens():
+    requests = make_requests(40, groups=10)
+    gpu, _ = run(on_gpu(), requests, page_size=16)
+    cpu, _ = run(tiny_model(dtype=torch.float32), requests)
+    assert differing(gpu, cpu) <= 1, "but for a near-tie"
+
+
+def test_batches_pages_and_pauses_do_not_matter():
+    model, requests = on_gpu(), make_requests(60, groups=12, shortest=40, stops=())
+    base, _ = run(model, requests)
+    for settings in ({"max_batch": 5}, {"page_size": 16, "pages": 60}, {"page_size": 8, "prefill_tokens": 50}):
+        other, _ = run(model, requests, **settings)
+        assert differing(base, other) <= 1, settings
+
+
+def test_bfloat16_runs_and_mostly_agrees_with_itself():
+    model, requests = on_gpu(torch.bfloat16), make_requests(40, groups=10, longest=20)
+    one, _ = run(model, requests)
+    other, _ = run(model, requests, cuda_graphs=False)
+    assert differing(one, other) <= 2
+
+
+def test_graphs_see_weights_that_change_in_place():
+    model, requests = on_gpu(), make_requests(10)
+    before, engine = run(model, requests)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.mul_(0.9)
+    after = {c.request.id: c.tokens for c in engine.run(requests)}
+    fresh, _ = run(model, requests, cuda_graphs=False)
+    assert differing(after, fresh) == 0 and differing(before, after) > 0
+
+
+def test_a_decode_step_reads_from_the_device_once():
+    engine = Engine(on_gpu())
+    engine.submit(make_requests(8, shortest=60, stops=()))
+    for _ in range(3):
+        engine.step()
+    steps = 20
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(steps):
+            engine.step()
+    reads = sum(e.count for e in profile.key_averages() if "Memcpy DtoH" in e.key)
+    assert reads == steps, f"{reads} reads in {steps} steps"
