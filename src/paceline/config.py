@@ -38,8 +38,10 @@ class TaskConfig(Section):
     """`countdown`, `gym:NAME` for a reasoning-gym task, a .jsonl or .parquet file, or `hub:ID` for a hub data set."""
     difficulty: str = "medium"
     """Countdown only: easy, medium, hard or expert."""
-    style: Literal["auto", "search", "chat"] = "auto"
-    """Countdown only: how the prompt is worded. `search` is the embedded model's format, `chat` asks in words."""
+    problems: int | None = Field(None, ge=1)
+    """Countdown only: how many different problems there are, visited again and again; `null` never repeats one."""
+    style: Literal["auto", "search", "chat", "text"] = "auto"
+    """Generated tasks: how prompts are worded. `search` is the embedded model's own format, the others ask in words."""
     split: str = "train"
     """Split of a hub data set."""
     prompt_column: str = "prompt"
@@ -96,9 +98,9 @@ class RolloutConfig(Section):
     max_batch: int = Field(256, ge=1)
     """Most requests that decode at the same time."""
     page_size: int | None = Field(None, ge=1)
-    """Tokens per KV page; `null` is 64."""
+    """Tokens per KV page; `null` is 64 on a GPU and 256 on a CPU, which reads whole pages."""
     kv_memory_gb: float | None = Field(None, gt=0)
-    """Memory for KV pages; `null` takes what the batch can use, at most 2 GB on a CPU and most of a GPU's free memory."""
+    """Memory for KV pages; `null` takes what the batch can use, up to 2 GB on a CPU and half of a GPU."""
     prefill_tokens: int = Field(8192, ge=1)
     """Most prompt tokens that one prefill pass takes; a longer prompt runs alone."""
     cuda_graphs: bool = True
@@ -193,13 +195,13 @@ class Config(Section):
     """RL steps."""
     run_dir: str | None = None
     """Directory of the run; `null` makes a new one under runs/."""
-    model: ModelConfig = Field(default_factory=ModelConfig)
-    task: TaskConfig = Field(default_factory=TaskConfig)
-    reward: RewardConfig = Field(default_factory=RewardConfig)
-    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
-    learn: LearnConfig = Field(default_factory=LearnConfig)
-    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
-    log: LogConfig = Field(default_factory=LogConfig)
+    model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
+    reward: RewardConfig = RewardConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    learn: LearnConfig = LearnConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
 
 
 def load_config(recipe: str | None = None, overrides: list[str] | None = None) -> Config:
@@ -282,30 +284,37 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
     values[last] = value
 
 
-def setting_names(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
-    """All dotted keys of the schema, in order."""
-    names = []
+def describe_settings(model: type[BaseModel] = Config, prefix: str = "") -> list[tuple[str, str, str]]:
+    """(key, default, description) of every setting, in order."""
+    rows = []
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
-            names += setting_names(kind, f"{prefix}{name}.")
+            rows += describe_settings(kind, f"{prefix}{name}.")
         else:
-            names.append(prefix + name)
-    return names
+            default = field.get_default(call_default_factory=True)
+            text = "null" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+            rows.append((prefix + name, text, " ".join((field.description or "").split())))
+    return rows
+
+
+def setting_names() -> list[str]:
+    """All dotted keys of the schema, in order."""
+    return [name for name, _, _ in describe_settings()]
 
 
 def _explain(err: ValidationError, where: str, overridden: set[str]) -> str:
     """One sentence for the first problem, in the user's own terms."""
     first = err.errors()[0]
     key = ".".join(str(part) for part in first["loc"]) or "the settings"
-    source = "on the command line" if key in overridden else f"in {where}"
+    typed = any(o == key or o.startswith(f"{key}.") for o in overridden)
+    source = "on the command line" if typed else f"in {where}"
     if first["type"] == "extra_forbidden":
         known = setting_names()
         sections = sorted({k.rpartition(".")[0] for k in known} - {""})
-        # A slip in the last part of a key should find its neighbours first, a wrong section the whole key.
-        close = difflib.get_close_matches(key, known + sections, n=1, cutoff=0.5)
-        leaf = key.rpartition(".")[2]
-        close = close or [k for k in known if k.rpartition(".")[2] == leaf]
+        # The right name in the wrong section, or else the nearest spelling.
+        close = [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]]
+        close = close or difflib.get_close_matches(key, known + sections, n=1, cutoff=0.5)
         hint = f"; did you mean '{close[0]}'?" if close else "; `paceline settings` lists them all"
         return f"unknown setting '{key}' {source}{hint}"
     message = first["msg"].removeprefix("Value error, ")

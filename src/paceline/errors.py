@@ -15,3 +15,9 @@ class RunError(Exception):
     """A run that had to stop. What it had done is saved, and the message says how to go on."""
 
     exit_code = 1
+
+
+class Stopped(RunError):
+    """The user asked for it."""
+
+    exit_code = 130

@@ -38,7 +38,11 @@ VARIANTS = {
     ),
     "qwen2-yarn-factor": (
         "qwen2",
-        {"head_dim": None, "hidden_size": 96, "rope_scaling": YARN | {"attention_factor": 1.3, "beta_fast": 20}},
+        {
+            "head_dim": None,
+            "hidden_size": 96,
+            "rope_scaling": YARN | {"attention_factor": 1.3, "beta_fast": 20},
+        },
     ),
     "qwen3": ("qwen3", {}),
     "qwen3-biases": ("qwen3", {"attention_bias": True}),
@@ -105,7 +109,9 @@ def test_logits_through_the_paged_cache(pair, page_size):
     with torch.inference_mode():
         hidden, _ = ours(tokens, positions, attention)
         last = ours.logits(hidden)[torch.tensor(start).cumsum(0) - 1]
-        torch.testing.assert_close(last, torch.stack([expected[i, n - 1] for i, n in enumerate(start)]), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            last, torch.stack([expected[i, n - 1] for i, n in enumerate(start)]), atol=1e-4, rtol=1e-4
+        )
         context = torch.tensor(start, dtype=torch.int32)
         for new in (1, 1, 4, 1, 7, 16):
             tree = None
@@ -141,4 +147,6 @@ def test_loads_what_transformers_saves(pair, tmp_path):
     again = load_model(str(tmp_path), "float32")
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), again.parameters(), strict=True))
     assert AutoConfig.from_pretrained(tmp_path).model_type == ours.config.family
-    assert again.config == ours.config or again.config.rope.frequencies(16)[0].equal(ours.config.rope.frequencies(16)[0])
+    assert again.config == ours.config or again.config.rope.frequencies(16)[0].equal(
+        ours.config.rope.frequencies(16)[0]
+    )

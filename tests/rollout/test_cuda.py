@@ -46,7 +46,11 @@ def test_gpu_and_cpu_draw_the_same_tokens():
 def test_batches_pages_and_pauses_do_not_matter():
     model, requests = on_gpu(), make_requests(60, groups=12, shortest=40, stops=())
     base, _ = run(model, requests)
-    for settings in ({"max_batch": 5}, {"page_size": 16, "pages": 60}, {"page_size": 8, "prefill_tokens": 50}):
+    for settings in (
+        {"max_batch": 5},
+        {"page_size": 16, "pages": 60},
+        {"page_size": 8, "prefill_tokens": 50},
+    ):
         other, _ = run(model, requests, **settings)
         assert differing(base, other) <= 1, settings
 

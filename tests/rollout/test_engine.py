@@ -16,7 +16,13 @@ MODEL = tiny_model()
 
 
 def make_requests(
-    count: int, seed: int = 0, groups: int | None = None, longest: int = 60, shortest: int = 1, stops=(1, 5), **sampling
+    count: int,
+    seed: int = 0,
+    groups: int | None = None,
+    longest: int = 60,
+    shortest: int = 1,
+    stops=(1, 5),
+    **sampling,
 ) -> list[Request]:
     r = random.Random(seed)
     prompts = [tuple(r.randrange(2, 128) for _ in range(r.randint(3, 40))) for _ in range(groups or count)]

@@ -133,7 +133,7 @@ def test_neutral_filters_change_nothing():
 
 
 def test_noise_is_independent_across_requests_and_positions():
-    """Tokens of neighbouring positions, of neighbouring requests and of neighbouring seeds know nothing of each other."""
+    """Tokens of neighbouring positions, requests and seeds know nothing of each other."""
     n, vocab = 40_000, 8
     ids = torch.tensor([request_key(0, i) for i in range(n)])
     other_seed = torch.tensor([request_key(1, i) for i in range(n)])
@@ -165,7 +165,11 @@ def test_noise_matches_a_plain_integer_implementation():
         return x ^ (x >> 31)
 
     golden = 0x9E3779B97F4A7C15
-    for seed, request, position, vocab in [(0, 0, 0, 5), (123, 2**40 + 7, 1023, 9), (2**63 - 1, 2**63 - 1, 99_999, 3)]:
+    for seed, request, position, vocab in [
+        (0, 0, 0, 5),
+        (123, 2**40 + 7, 1023, 9),
+        (2**63 - 1, 2**63 - 1, 99_999, 3),
+    ]:
         key = mix((mix((seed + golden) & mask) + (request + 1) * golden) & mask)
         key = mix((key + (position + 1) * golden) & mask)
         bits = [mix((key + (v + 1) * golden) & mask) >> 32 for v in range(vocab)]

@@ -98,8 +98,8 @@ class PageRows:
             last_row = rows_of.reshape(batch, most)[np.arange(batch), lengths // page_size]
             last_place = torch.from_numpy(last_row * extent + offsets)
             steps_left = extent - 1 - int(offsets.max())
-        owner, rows_of = torch.from_numpy(owner), torch.from_numpy(rows_of)
-        return cls(owner, ordered, bias, rows_of, most, extent, absent, low, gather, last_place, steps_left)
+        owners, places = torch.from_numpy(owner), torch.from_numpy(rows_of)
+        return cls(owners, ordered, bias, places, most, extent, absent, low, gather, last_place, steps_left)
 
     def advance(self) -> None:
         """Move on by one token per request, in place, while all stay within their pages."""

@@ -112,14 +112,12 @@ def _attend(
 
 
 @triton.jit
-def _join(
-    part, lse, out, rows, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr
-):
+def _join(part, lse, out, rows, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr):
     row = tl.program_id(0)
     s = tl.arange(0, BLOCK_S)
     dim = tl.arange(0, BLOCK_D)
-    l = tl.load(lse + s * rows + row, mask=s < SPLITS, other=-float("inf"))
-    w = tl.exp(l - tl.max(l, 0))
+    sums = tl.load(lse + s * rows + row, mask=s < SPLITS, other=-float("inf"))
+    w = tl.exp(sums - tl.max(sums, 0))
     w = w / tl.sum(w, 0)
     mask = (s < SPLITS)[:, None] & (dim < D)[None, :]
     p = tl.load(part + (s[:, None] * rows + row) * D + dim[None, :], mask=mask, other=0.0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 
 class PackedAttention:
@@ -25,8 +24,14 @@ class PackedAttention:
         repeat = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
         if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+            from torch.nn.attention.varlen import (
+                varlen_attn,
+            )  # brings the compiler along, so only where it is used
+
             longest, starts = self.longest, self.starts
-            return varlen_attn(q, k, v, starts, starts, longest, longest, window_size=(-1, 0))
+            mixed = varlen_attn(q, k, v, starts, starts, longest, longest, window_size=(-1, 0))
+            assert isinstance(mixed, torch.Tensor)  # a pair only where the log-sum-exp is asked for
+            return mixed
         # Flash attention on CUDA has no float32; a CPU has no variable-length kernel. One sequence at a time.
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, heads, N, d]
         parts = [x.split(self.lengths, 2) for x in (q, k, v)]

@@ -41,7 +41,9 @@ def find_model(path: str) -> Path:
     try:
         return Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as err:
-        raise UserError(f"no folder is called {path}, and the hub gave no model by that name: {_first_line(err)}") from err
+        raise UserError(
+            f"no folder is called {path}, and the hub gave no model by that name: {_first_line(err)}"
+        ) from err
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -83,7 +85,8 @@ def _fill(model: Decoder, files: list[Path], folder: Path) -> None:
                     value = tensors.get_tensor(name)
                     if value.shape != target.shape:
                         raise UserError(
-                            f"tensor {name} in {file} has shape {list(value.shape)}, config.json implies {list(target.shape)}"
+                            f"tensor {name} in {file} has shape {list(value.shape)}, "
+                            f"but config.json implies {list(target.shape)}"
                         )
                     target.copy_(value)
         except SafetensorError as err:
@@ -114,7 +117,7 @@ def save_model(model: Decoder, folder: Path, shard_bytes: int = SHARD_BYTES) -> 
 
 
 def _write(tensors: dict[str, Tensor], file: Path) -> None:
-    # Slices of a fused weight share its storage, which safetensors refuses: each gets its own copy, one shard at a time.
+    # Slices of a fused weight share its storage, which safetensors refuses: each gets a copy, one shard at a time.
     copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     save_file(copies, file, metadata={"format": "pt"})
 
@@ -172,7 +175,11 @@ def _weight_files(folder: Path) -> list[Path]:
         return files
     if (folder / ONE_FILE).is_file():
         return [folder / ONE_FILE]
-    hint = "; it has .bin files, which Paceline does not read: save the model with safetensors" if any(folder.glob("*.bin")) else ""
+    hint = (
+        "; it has .bin files, which Paceline does not read: save the model with safetensors"
+        if any(folder.glob("*.bin"))
+        else ""
+    )
     raise UserError(f"{folder} has no weights: neither {ONE_FILE} nor {INDEX} is there{hint}")
 
 

@@ -40,7 +40,7 @@ class Layer(nn.Module):
     def __init__(self, config: DecoderConfig, index: int):
         super().__init__()
         c = config
-        self.index, self.heads, self.rotated, self.head_dim = index, c.heads, c.heads + c.kv_heads, c.head_dim
+        self.index, self.qk_heads, self.head_dim = index, (c.heads, c.kv_heads), c.head_dim
         self.eps = c.norm_eps
         mixed = c.heads * c.head_dim
         shapes = {
@@ -63,14 +63,14 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
         """x [N, hidden] -> [N, hidden]"""
         w: Any = self._parameters
-        n, heads = x.shape[0], self.heads
+        n, rotated = x.shape[0], sum(self.qk_heads)
         qkv = F.linear(rms_norm(x, w["input_norm"], self.eps), w["qkv"], w["qkv_bias"]).view(n, -1, self.head_dim)
-        qk = qkv[:, : self.rotated]
+        qk, v = qkv.split((rotated, qkv.shape[1] - rotated), 1)
         if w["q_norm"] is not None:
-            q, k = rms_norm(qk[:, :heads], w["q_norm"], self.eps), rms_norm(qk[:, heads:], w["k_norm"], self.eps)
-            qk = torch.cat((q, k), 1)
-        qk = rotate(qk, cos, sin)
-        mixed = attention(self.index, qk[:, :heads], qk[:, heads:], qkv[:, self.rotated :])
+            q, k = qk.split(self.qk_heads, 1)
+            qk = torch.cat((rms_norm(q, w["q_norm"], self.eps), rms_norm(k, w["k_norm"], self.eps)), 1)
+        q, k = rotate(qk, cos, sin).split(self.qk_heads, 1)
+        mixed = attention(self.index, q, k, v)
         x = _add_product(x, mixed.reshape(n, -1), w["o"], w["o_bias"])
         gate, up = F.linear(rms_norm(x, w["post_norm"], self.eps), w["gate_up"], w["gate_up_bias"]).chunk(2, -1)
         return _add_product(x, F.silu(gate) * up, w["down"], w["down_bias"])
@@ -132,7 +132,13 @@ class Decoder(nn.Module):
         return self
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, attention: Attention, *, taps: bool = False, run: LayerRunner | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        *,
+        taps: bool = False,
+        run: LayerRunner | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """tokens and positions [N] -> final hidden states [N, hidden], ready for `logits`, and, if asked for, the
         features [N, 3 * hidden] that a drafter reads: the hidden states entering `config.tap_layers`."""

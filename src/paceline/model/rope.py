@@ -30,7 +30,9 @@ class Rope:
         settings = dict(hf.get("rope_scaling") or {}) | dict(hf.get("rope_parameters") or {})
         kind = settings.get("rope_type") or settings.get("type") or "default"
         if kind not in TYPES:
-            raise UserError(f"{where} uses '{kind}' rope scaling, which Paceline does not run; it runs {', '.join(TYPES)}")
+            raise UserError(
+                f"{where} uses '{kind}' rope scaling, which Paceline does not run; it runs {', '.join(TYPES)}"
+            )
         if settings.get("partial_rotary_factor", hf.get("partial_rotary_factor", 1.0)) != 1.0:
             raise UserError(f"{where} rotates only part of each head, which Paceline does not run")
         theta = settings.get("rope_theta", hf.get("rope_theta", 10000.0))

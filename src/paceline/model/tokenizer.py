@@ -45,12 +45,13 @@ def load_tokenizer(path: str) -> Tokenizer:
     from transformers import AutoTokenizer
 
     folder = find_model(path)
+    config = read_config(folder)
     try:
         hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as err:
         reason = re.sub(r"\s+", " ", str(err))[:200]
         raise UserError(f"no tokenizer could be loaded from {folder}: {reason}") from err
-    return Tokenizer(hf, str(path), (*read_config(folder).eos_ids, *_generation_eos(folder)))
+    return Tokenizer(hf, str(path), (*config.eos_ids, *_generation_eos(folder)))
 
 
 def _generation_eos(folder: Path) -> tuple[int, ...]:

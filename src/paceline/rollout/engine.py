@@ -130,8 +130,8 @@ class Engine:
                     own[id(fill.owner)] = row
                 else:
                     fill.owner.hidden = row
-        sources, targets = zip(*admission.copies, strict=True) if admission.copies else ((), ())
-        self.pool.copy(list(sources), list(targets))
+        for page, (tokens, targets) in admission.copies.items():
+            self.pool.copy(page, targets, tokens)
         rows = []
         for i, seq in enumerate(admission.sequences):
             row = admission.prefixes[i].hidden if i in admission.prefixes else own[id(seq)]
@@ -164,6 +164,8 @@ class Engine:
                 done.append(seq.complete(reason))
             elif seq.request.sampling.min_tokens:
                 rows.put_banned(row, seq)
+        if done and self.pool.k.device.type == "cpu":
+            self.scheduler.compact()
         return done[::-1]
 
     def _count(self, admission: Admission) -> None:
@@ -197,6 +199,7 @@ def _pool_pages(model: Decoder, settings: EngineSettings, most_pages: int) -> in
     pages = min(wanted, room // size)
     if pages < 2:
         raise UserError(
-            f"{room / 1e9:.3f} GB for KV pages is less than two pages of {size / 1e6:.1f} MB; raise rollout.kv_memory_gb"
+            f"{room / 1e9:.3g} GB for KV pages is less than two pages of {size / 1e6:.1f} MB each; "
+            "raise rollout.kv_memory_gb"
         )
     return pages

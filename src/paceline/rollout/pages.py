@@ -60,12 +60,26 @@ class PagePool:
             if self._users[page] == 0:
                 heapq.heappush(self._free, page)
 
-    def copy(self, sources: list[int], targets: list[int]) -> None:
-        """Copy whole pages, all layers at once."""
-        if sources:
-            src, dst = (torch.tensor(x, device=self.k.device) for x in (sources, targets))
-            self.k[:, dst] = self.k[:, src]
-            self.v[:, dst] = self.v[:, src]
+    def copy(self, source: int, targets: list[int], tokens: int) -> None:
+        """Copy the first `tokens` places of a page to others, all layers at once."""
+        for pool in (self.k, self.v):
+            pool[:, targets, :, :tokens] = pool[:, source, None, :, :tokens]
+
+    def compact(self) -> dict[int, int] | None:
+        """Move used pages together at the low end, if they lie so thinly that a CPU would read mostly holes.
+        Returns where each moved page went; whoever holds a page has to follow."""
+        used = [page for page in range(1, self.pages) if self._users[page]]
+        if not used or used[-1] <= 1.5 * len(used):
+            return None
+        free = [page for page in range(1, len(used) + 1) if not self._users[page]]
+        moves = dict(zip(used[len(used) - len(free) :], free, strict=True))
+        source, target = list(moves), list(moves.values())
+        for pool in (self.k, self.v):
+            pool[:, target] = pool[:, source]
+        for a, b in moves.items():
+            self._users[b], self._users[a] = self._users[a], 0
+        self._free = [page for page in range(1, self.pages) if not self._users[page]]
+        return moves
 
     def slots(self, pages: Tensor, offsets: Tensor) -> Tensor:
         """Row numbers [N * kv_heads] of tokens, for `write`."""

@@ -23,7 +23,9 @@ class SamplingRows:
     top_k: Tensor  # int32 [B]
     top_p: Tensor  # float32 [B]
     min_p: Tensor  # float32 [B]
-    banned: Tensor  # int32 [B, 8] tokens that must not be drawn, padded with repeats; -1 throughout where there are none
+    banned: (
+        Tensor  # int32 [B, 8] tokens that must not be drawn, padded with repeats; -1 throughout where there are none
+    )
 
 
 def race(logits: Tensor, rows: SamplingRows, noise: Tensor, filters: bool) -> tuple[Tensor, Tensor]:
@@ -83,7 +85,7 @@ def keep(scaled: Tensor, rows: SamplingRows) -> Tensor:
     before[:, 0] = 0.0
     # 1 means all: a rounded sum must not drop the last tokens of a row that does not use the filter.
     top_p = torch.where(rows.top_p < 1, rows.top_p, torch.inf)[:, None]
-    nucleus = (before < top_p).sum(-1, keepdim=True)
+    nucleus = (before < top_p).sum(-1, keepdim=True).clamp(min=1)
     last = best.gather(-1, torch.minimum(nucleus, k) - 1)
     floor = best[:, :1] + rows.min_p.to(best.dtype).log()[:, None]
     return scaled.masked_fill(scaled < torch.maximum(last, floor), -torch.inf)

@@ -41,7 +41,8 @@ class Admission:
     sequences: list[Sequence] = field(default_factory=list)
     fills: list[Fill] = field(default_factory=list)
     prefixes: dict[int, Prefix] = field(default_factory=dict)  # by index in `sequences`
-    copies: list[tuple[int, int]] = field(default_factory=list)  # pages to copy once the fills are done
+    copies: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
+    """Page -> how many of its places, and the pages they are copied to once the fills are done."""
 
 
 class Scheduler:
@@ -52,7 +53,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # index = row
         self.paused = 0
         self.changes = 0
-        """Counts changes to the rows other than one more token each: what is derived from them holds while it stands."""
+        """Counts changes to the rows other than a token more each: what is derived from them holds while it stands."""
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
         self._fresh: Counter[tuple[int, ...]] = Counter()  # fresh requests that wait, by prompt
         self._admissions = 0
@@ -102,7 +103,8 @@ class Scheduler:
             seq.pages = self.pool.share(prefix.pages[:full]) + self.pool.take(own)
             out.prefixes[len(out.sequences)] = prefix
             if length % self.pool.page_size:
-                out.copies.append((prefix.pages[full], seq.pages[full]))
+                _, targets = out.copies.setdefault(prefix.pages[full], (length % self.pool.page_size, []))
+                targets.append(seq.pages[full])
         else:
             seq.pages = self.pool.take(own)
             out.fills.append(Fill(seq.tokens, seq.pages, seq))
@@ -146,6 +148,18 @@ class Scheduler:
                 seq.pages += self.pool.take(need)
                 self.rows.put_pages(self.running.index(seq), seq)
                 self.changes += 1
+
+    def compact(self) -> None:
+        """Keep the pages in use close together."""
+        moves = self.pool.compact()
+        if not moves:
+            return
+        holders: list[Sequence | Prefix] = [*self.running, *self._prefixes.values()]
+        for holder in holders:
+            holder.pages = [moves.get(page, page) for page in holder.pages]
+        for row, seq in enumerate(self.running):
+            self.rows.put_pages(row, seq)
+        self.changes += 1
 
     def _pause(self, seq: Sequence) -> None:
         assert not seq.fresh, "a running request has drawn a token"

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from paceline.errors import UserError
-from paceline.tasks.sample import Prompt, Sample, mix_seed, text_of
+from paceline.tasks.sample import Order, Prompt, Sample, mix_seed, text_of
 
 Style = Literal["search", "chat", "text"]
 
@@ -24,15 +24,15 @@ class Level:
     """How many numbers a problem has; drawn evenly."""
     largest: int
     """The numbers lie between 1 and this."""
-    target: int
-    """Largest target."""
+    targets: tuple[int, int]
+    """Smallest and largest target. Large ones need products, which are hard to see coming."""
 
 
 LEVELS = {
-    "easy": Level((3,), 20, 100),
-    "medium": Level((3, 4), 50, 200),
-    "hard": Level((4,), 99, 500),
-    "expert": Level((5, 6), 99, 999),
+    "easy": Level((3,), 20, (1, 100)),
+    "medium": Level((4,), 99, (1, 500)),
+    "hard": Level((4,), 50, (100, 500)),
+    "expert": Level((5, 6), 99, (100, 999)),
 }
 
 CHAT = (
@@ -53,14 +53,16 @@ class Countdown:
     name = "countdown"
     reward = "countdown"
 
-    def __init__(self, difficulty: str = "medium", style: Style = "search", seed: int = 0):
+    def __init__(self, difficulty: str = "medium", style: Style = "search", seed: int = 0, problems: int | None = None):
         if difficulty not in LEVELS:
             raise UserError(f"task.difficulty = '{difficulty}' is none of {', '.join(LEVELS)}")
         self.level, self.style = LEVELS[difficulty], style
         self.seed = mix_seed(seed, "countdown", difficulty)
+        self.order = Order(problems, self.seed) if problems else None
 
     def sample(self, index: int) -> Sample:
-        problem = make_problem(self.level, random.Random(mix_seed(self.seed, index)))
+        which = self.order.at(index) if self.order else index
+        problem = make_problem(self.level, random.Random(mix_seed(self.seed, which)))
         columns = {"numbers": list(problem.numbers), "target": problem.target}
         return Sample(index, prompt_of(problem, self.style), columns)
 
@@ -82,7 +84,7 @@ def make_problem(level: Level, r: random.Random) -> Problem:
             high, low = max(pool[i], pool[j]), min(pool[i], pool[j])
             values = [high + low, high - low, high * low] + ([high // low] if low and high % low == 0 else [])
             pool = [x for k, x in enumerate(pool) if k not in (i, j)] + [r.choice(values)]
-        if 0 < pool[0] <= level.target and pool[0] not in numbers:
+        if level.targets[0] <= pool[0] <= level.targets[1] and pool[0] not in numbers:
             return Problem(tuple(sorted(numbers)), pool[0])
 
 

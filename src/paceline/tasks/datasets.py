@@ -1,19 +1,19 @@
 """Data sets as tasks: JSONL and parquet files and hub data sets, in TRL's form or in verl's.
 
-TRL's: a `prompt` column, as text or as messages, and any other columns, which rewards get by name. verl's: `data_source`,
-`prompt`, `reward_model.ground_truth` and `extra_info`, which become columns of the same names plus `ground_truth`.
+TRL's: a `prompt` column, as text or as messages, and any other columns, which rewards get by name. verl's:
+`data_source`, `prompt`, `reward_model.ground_truth` and `extra_info`, which become columns of the same names, and
+`ground_truth`.
 """
 
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.tasks.sample import Prompt, Sample, mix_seed
+from paceline.tasks.sample import Order, Prompt, Sample
 
 
 class DataSet:
@@ -29,8 +29,6 @@ class DataSet:
         seed: int = 0,
     ):
         self.name, self.rows, self.prompt_column, self.system = name, rows, prompt_column, system
-        self.shuffle, self.seed = shuffle, mix_seed(seed, "order")
-        self._epoch, self._order = -1, list(range(len(rows)))
         if not len(rows):
             raise UserError(f"{name} holds no samples")
         if prompt_column not in rows[0]:
@@ -39,15 +37,13 @@ class DataSet:
                 f"{name} has no column '{prompt_column}' to take prompts from; it has: {columns}; "
                 "name the right one with task.prompt_column"
             )
+        self.order = Order(len(rows), seed, shuffle)
         self.sample(0)
 
     def sample(self, index: int) -> Sample:
-        epoch, place = divmod(index, len(self.rows))
-        if self.shuffle and epoch != self._epoch:
-            self._epoch, self._order = epoch, list(range(len(self.rows)))
-            random.Random(mix_seed(self.seed, epoch)).shuffle(self._order)
-        row = dict(self.rows[self._order[place]])
-        prompt = self._prompt(row.pop(self.prompt_column), self._order[place])
+        place = self.order.at(index)
+        row = dict(self.rows[place])
+        prompt = self._prompt(row.pop(self.prompt_column), place)
         marks = row.get("reward_model")
         if isinstance(marks, dict) and "ground_truth" in marks:
             row["ground_truth"] = marks["ground_truth"]
@@ -60,7 +56,9 @@ class DataSet:
             return value if self.system is None else [_message("system", self.system), _message("user", value)]
         messages = list(value) if value is not None else []
         if not messages or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages):
-            raise UserError(f"the prompt in row {row} of {self.name} is neither text nor messages with role and content")
+            raise UserError(
+                f"the prompt in row {row} of {self.name} is neither text nor messages with role and content"
+            )
         if self.system is not None and messages[0]["role"] != "system":
             messages.insert(0, _message("system", self.system))
         return messages

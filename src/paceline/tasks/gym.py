@@ -20,7 +20,9 @@ class Gym:
         known = sorted(gym.factory.DATASETS)
         if name not in known:
             close = difflib.get_close_matches(name, known, n=3)
-            raise UserError(f"reasoning-gym has no task '{name}'" + (f"; close names: {', '.join(close)}" if close else ""))
+            raise UserError(
+                f"reasoning-gym has no task '{name}'" + (f"; close names: {', '.join(close)}" if close else "")
+            )
         self.name, self.style = f"gym:{name}", style
         settings = {"size": DEFAULT_SIZE, "seed": mix_seed(seed, name) % 2**31} | options
         try:

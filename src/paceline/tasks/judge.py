@@ -139,7 +139,7 @@ def try_judge(rewards: list[Reward], job: Job) -> Verdict:
     for reward in rewards:
         try:
             values |= judge([reward], job.sample, job.text, job.tokens)
-        except (Exception, SystemExit) as err:
+        except (Exception, SystemExit) as err:  # noqa: BLE001 (the user's code: it is told in the verdict)
             kind = "" if type(err).__name__ == "BadReward" else f"raised {type(err).__name__}: "
             return Verdict(job.ticket, error=f"the reward {reward.name} {kind}{err}")
     return Verdict(job.ticket, values)
@@ -162,7 +162,11 @@ class _Worker:
         output: Any = open(self.log, "ab") if self.log else subprocess.DEVNULL  # noqa: SIM115
         command = [sys.executable, "-m", "paceline.tasks.reward_worker", str(orders_read), str(results_write)]
         self.process = subprocess.Popen(
-            command, pass_fds=(orders_read, results_write), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            command,
+            pass_fds=(orders_read, results_write),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
         )
         if self.log:
             output.close()

@@ -32,7 +32,12 @@ class Reward:
 
 
 def load_reward(name: str, weight: float = 1.0) -> Reward:
-    builtin: dict[str, Callable[..., Any]] = {"countdown": countdown.reward, "exact_match": exact_match, "math": math_match, "gym": gym_score}
+    builtin: dict[str, Callable[..., Any]] = {
+        "countdown": countdown.reward,
+        "exact_match": exact_match,
+        "math": math_match,
+        "gym": gym_score,
+    }
     function = builtin.get(name) or _import(name, sorted(builtin))
     return Reward(name, weight, _adapt(function, name))
 
@@ -68,7 +73,8 @@ def _import(name: str, builtin: list[str]) -> Callable[..., Any]:
     place, colon, attribute = name.rpartition(":")
     if not colon or not place or not attribute:
         raise UserError(
-            f"no reward is called '{name}': use {', '.join(builtin)}, or your own as module:function or file.py:function"
+            f"no reward is called '{name}': use {', '.join(builtin)}, "
+            "or your own as module:function or file.py:function"
         )
     try:
         module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
@@ -120,7 +126,13 @@ def _call_verl(function: Callable, parameters: Any, takes_all: bool, sample: Sam
 
 
 def _call_trl(
-    function: Callable, name: str, parameters: Any, takes_all: bool, sample: Sample, text: str, tokens: list[int]
+    function: Callable,
+    name: str,
+    parameters: Any,
+    takes_all: bool,
+    sample: Sample,
+    text: str,
+    tokens: list[int],
 ) -> Any:
     """One completion as a batch of one. Chat prompts come with chat completions, as in TRL."""
     completion: Any = text if isinstance(sample.prompt, str) else [{"role": "assistant", "content": text}]
@@ -153,7 +165,7 @@ def exact_match(completions: list[Any], **columns: Any) -> list[float]:
 
 
 def math_match(completions: list[Any], **columns: Any) -> list[float | None]:
-    """1 if math-verify finds the right answer's value in the text, 0 if not, no opinion if it cannot read the former."""
+    """1 if math-verify finds the right value in the text, 0 if not, no opinion if it cannot read the right answer."""
     try:
         from math_verify import parse, verify
     except ImportError as err:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,8 +21,11 @@ class Sample:
 
 class Task(Protocol):
     name: str
-    reward: str | None
-    """The reward function that belongs to the task, if it has one of its own."""
+
+    @property
+    def reward(self) -> str | None:
+        """The reward function that belongs to the task, if it has one of its own."""
+        ...
 
     def sample(self, index: int) -> Sample:
         """The sample at a place in the stream of prompts: a pure function of the task's settings and `index`."""
@@ -37,3 +41,18 @@ def mix_seed(*parts: int | str) -> int:
     """One seed from several, the same on every machine and in every process."""
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+class Order:
+    """The order in which a finite number of samples is visited: all of them, then all again in another order."""
+
+    def __init__(self, count: int, seed: int, shuffle: bool = True):
+        self.count, self.seed, self.shuffle = count, mix_seed(seed, "order"), shuffle
+        self._epoch, self._places = -1, list(range(count))
+
+    def at(self, index: int) -> int:
+        epoch, place = divmod(index, self.count)
+        if self.shuffle and epoch != self._epoch:
+            self._epoch, self._places = epoch, list(range(self.count))
+            random.Random(mix_seed(self.seed, epoch)).shuffle(self._places)
+        return self._places[place]

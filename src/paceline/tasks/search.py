@@ -29,7 +29,7 @@ class Searcher:
 
     @classmethod
     def draw(cls, r: random.Random) -> Searcher:
-        return cls(r.choice((3, 4, 6, 8, 12)), r.choice((0.2, 1.0, 3.0)), int(2 ** r.uniform(2.5, 7.0)))
+        return cls(r.choice((3, 4, 6, 8)), r.choice((0.3, 2.0, 5.0)), int(2 ** r.uniform(1.5, 7.0)))
 
 
 def write_trace(problem: Problem, searcher: Searcher, r: random.Random) -> tuple[str, str | None]:

@@ -19,7 +19,7 @@ def make_task(config: TaskConfig, seed: int, style: Style) -> Task:
     """`style` is how prompts are worded where the task has a choice (see `TaskConfig.style`)."""
     name = config.name
     if name == "countdown":
-        return Countdown(config.difficulty, style, seed)
+        return Countdown(config.difficulty, style, seed, config.problems)
     if name.startswith("gym:"):
         return Gym(name.removeprefix("gym:"), config.options, style, seed)
     if name.startswith("hub:"):

@@ -1,0 +1,133 @@
+"""The commands. Each is a few lines: read the settings, call the room that does the work, print what came of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from paceline.errors import RunError, UserError
+
+app = typer.Typer(
+    help="Reinforcement learning for reasoning language models without waiting for the slowest answer.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+Words = Annotated[
+    list[str] | None, typer.Argument(help="A recipe (a .yaml file or a name), then settings as key=value.")
+]
+
+
+def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
+    """The recipe, if one was named, and the overrides."""
+    recipe, overrides = None, []
+    for word in words or []:
+        if "=" in word:
+            overrides.append(word)
+        elif recipe is None:
+            recipe = word
+        else:
+            raise UserError(f"two recipes were named, {recipe} and {word}; a run has one")
+    return recipe, overrides
+
+
+@app.command()
+def train(
+    words: Words = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this directory.")] = None,
+) -> None:
+    """Train a policy. Without arguments: the embedded reasoner on Countdown."""
+    from paceline.config import load_config
+    from paceline.observe.live import LiveView, summary
+
+    recipe, overrides = split_words(words)
+    if resume and (recipe or overrides):
+        raise UserError("--resume goes on with a run as it was started, so it takes no recipe and no settings")
+    console = Console(highlight=False)
+    if resume:
+        from paceline.run import Run
+
+        config = Run.open(resume).config
+    else:
+        config = load_config(recipe, overrides)
+    from paceline.loop import (
+        train as run_training,
+    )  # torch and transformers load here, after the settings are checked
+
+    run, rows = run_training(config, resume, LiveView(config, console))
+    console.print(summary(rows, str(run.folder)))
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="A folder, a hub id, or 'embedded'.")],
+    prompt: Annotated[str, typer.Option(help="What to answer.")],
+    temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0)] = 0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 1024,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    samples: Annotated[int, typer.Option(min=1, help="How many answers.")] = 1,
+    raw: Annotated[bool, typer.Option(help="Take the prompt as it is, without the chat template.")] = False,
+) -> None:
+    """Answer a prompt. The same seed gives the same answers."""
+    from paceline.loop import PAGE_SIZE, choose_device
+    from paceline.model import load_model
+    from paceline.model.tokenizer import load_tokenizer
+    from paceline.rollout import Engine, EngineSettings, Request, Sampling
+
+    tokenizer = load_tokenizer(model)
+    chat = bool(tokenizer.hf.chat_template) and not raw
+    tokens = tuple(tokenizer.encode_prompt([{"role": "user", "content": prompt}] if chat else prompt))
+    if not tokens:
+        raise UserError("the prompt is empty")
+    device = choose_device("auto")
+    engine = Engine(
+        load_model(model, device=device),
+        EngineSettings(max_batch=samples, page_size=PAGE_SIZE.get(device.type, 64)),
+    )
+    sampling = Sampling(temperature, top_k, top_p, max_tokens=max_tokens, stop_token_ids=tokenizer.eos_ids)
+    done = {c.request.id: c for c in engine.run([Request(i, tokens, sampling, seed) for i in range(samples)])}
+    for i in range(samples):
+        if samples > 1:
+            print(f"--- {i + 1} of {samples}")
+        print(tokenizer.decode(done[i].tokens))
+
+
+@app.command()
+def doctor() -> None:
+    """Show what this machine has and which parts of Paceline will use it."""
+    from paceline.observe.doctor import examine
+
+    table = Table("", "", "found", "used for", box=None, padding=(0, 2, 0, 0))
+    for f in examine():
+        table.add_row("[green]✓[/]" if f.good else "[yellow]–[/]", f.what, f.found, f.so.replace("[", r"\["))
+    Console(highlight=False).print(table)
+
+
+@app.command()
+def settings() -> None:
+    """List every setting with its default."""
+    from paceline.config import describe_settings
+
+    table = Table("setting", "default", "what it does", box=None, padding=(0, 2, 0, 0))
+    for name, default, text in describe_settings():
+        table.add_row(name, default.replace("[", r"\["), text.replace("[", r"\["))
+    Console(highlight=False).print(table)
+
+
+def main() -> None:
+    try:
+        app()
+    except (UserError, RunError) as err:
+        print(f"paceline: {err}", file=sys.stderr)
+        sys.exit(err.exit_code)
+
+
+if __name__ == "__main__":
+    main()

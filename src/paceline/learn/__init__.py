@@ -1,0 +1,1 @@
+"""Learning: advantages and losses as short pure functions, and the learner that applies them to the policy."""

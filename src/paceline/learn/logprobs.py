@@ -1,0 +1,44 @@
+"""Log-probabilities of given tokens, without ever holding the logits of a whole batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from paceline.learn.packing import Packed
+from paceline.model.attention import PackedAttention
+from paceline.model.decoder import Decoder
+
+LOGITS_AT_ONCE = 2**26  # numbers; beyond this logits are made in pieces, and again in the backward pass
+
+
+def token_logprobs(
+    model: Decoder, batch: Packed, temperature: float, recompute_layers: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Log-probability at `temperature` of each answer token [R], and the entropy of its distribution [R], detached."""
+    attention = PackedAttention(batch.lengths, batch.tokens.device)
+    run = _recomputed if recompute_layers and torch.is_grad_enabled() else None
+    hidden, _ = model(batch.tokens, attention.positions(), attention, run=run)
+    hidden = hidden[batch.predicts]
+    piece = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
+    if len(hidden) <= piece:
+        return _logprobs(model, hidden, batch.targets, temperature)
+    parts = [
+        checkpoint(_logprobs, model, h, t, temperature, use_reentrant=False)
+        for h, t in zip(hidden.split(piece), batch.targets.split(piece), strict=True)
+    ]
+    logp, entropy = zip(*parts, strict=True)
+    return torch.cat(logp), torch.cat(entropy)
+
+
+def _logprobs(model: Decoder, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    logp = (model.logits(hidden).to(wide) / temperature).log_softmax(-1)
+    with torch.no_grad():
+        entropy = -(logp.exp() * logp).sum(-1)
+    return logp.gather(-1, targets[:, None])[:, 0], entropy
+
+
+def _recomputed(layer: torch.nn.Module, *inputs: object) -> Tensor:
+    return checkpoint(layer, *inputs, use_reentrant=False)

@@ -1,0 +1,84 @@
+"""AdamW that writes weights in place and lets the precision of its state be chosen.
+
+Weights are shared with the rollout engine, whose graphs hold their addresses, so they are never replaced. bfloat16
+weights would swallow most updates at the learning rates of RL; a float32 master copy keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+class AdamW:
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        state_dtype: torch.dtype = torch.float32,
+        master_weights: bool = True,
+    ):
+        self.parameters = dict(parameters)
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        self.steps = 0
+        self.mean: dict[str, Tensor] = {}
+        self.square: dict[str, Tensor] = {}
+        self.master: dict[str, Tensor] = {}
+        for name, param in self.parameters.items():
+            dtype = torch.float64 if param.dtype == torch.float64 else state_dtype
+            self.mean[name] = torch.zeros_like(param, dtype=dtype)
+            self.square[name] = torch.zeros_like(param, dtype=dtype)
+            if master_weights and param.dtype.itemsize < 4:
+                self.master[name] = param.detach().float()
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """m <- b1 m + (1-b1) g;  v <- b2 v + (1-b2) g^2;  w <- (1 - lr wd) w - lr m' / (sqrt(v') + eps), where ' is
+        the correction for the zeros that m and v started from."""
+        self.steps += 1
+        (b1, b2), t = self.betas, self.steps
+        for name, param in self.parameters.items():
+            if param.grad is None:
+                continue
+            weight = self.master.get(name, param)
+            wide = torch.float64 if param.dtype == torch.float64 else torch.float32
+            grad = param.grad.to(wide)
+            mean = self.mean[name].to(wide).lerp_(grad, 1 - b1)
+            square = self.square[name].to(wide).mul_(b2).addcmul_(grad, grad, value=1 - b2)
+            self._keep(self.mean[name], mean)
+            self._keep(self.square[name], square)
+            denominator = (square / (1 - b2**t)).sqrt_().add_(self.eps)
+            if self.weight_decay and param.dim() > 1:  # norms and biases are not pulled towards zero
+                weight.mul_(1 - lr * self.weight_decay)
+            if weight.dtype == wide:
+                weight.addcdiv_(mean, denominator, value=-lr / (1 - b1**t))
+            else:
+                weight.copy_(weight.to(wide).addcdiv_(mean, denominator, value=-lr / (1 - b1**t)))
+            if weight is not param:
+                param.copy_(weight)
+
+    @staticmethod
+    def _keep(state: Tensor, value: Tensor) -> None:
+        if state.data_ptr() != value.data_ptr():  # the same tensor where no conversion was needed
+            state.copy_(value)
+
+    def zero_grad(self) -> None:
+        for param in self.parameters.values():
+            param.grad = None
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that a checkpoint needs, by name."""
+        parts = {"mean": self.mean, "square": self.square, "master": self.master}
+        tensors = {f"{part}.{name}": t for part, group in parts.items() for name, t in group.items()}
+        return tensors | {"steps": torch.tensor(self.steps)}
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Tensor]) -> None:
+        self.steps = int(state["steps"])
+        for part, group in (("mean", self.mean), ("square", self.square), ("master", self.master)):
+            for name, tensor in group.items():
+                tensor.copy_(state[f"{part}.{name}"])

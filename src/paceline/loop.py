@@ -1,0 +1,368 @@
+"""The RL step, whole: prompts -> answers -> rewards -> advantages -> update. Start reading here.
+
+    prompts ──► engine: rollout ──completions──► judge (beside decoding, as each one finishes)
+       ▲                                            │
+     task            policy v+1 ◄── learner ◄───rewards
+
+Nothing here keeps random state. A prompt is a function of (seed, place in the stream), a token of (policy, request,
+position), so a run that was killed goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.config import Config
+from paceline.errors import RunError, Stopped, UserError
+from paceline.learn.advantages import mixed
+from paceline.learn.algorithms import resolve
+from paceline.learn.learner import Learner
+from paceline.learn.packing import Answer
+from paceline.model import load_model
+from paceline.model.tokenizer import load_tokenizer
+from paceline.observe.live import LiveView
+from paceline.observe.metrics import MetricsLog, read_lines
+from paceline.rollout import Completion, Engine, EngineSettings, Request, Sampling
+from paceline.run import Run
+from paceline.tasks import Sample, Task, make_task
+from paceline.tasks.judge import Judge, Verdict
+from paceline.tasks.rewards import total
+from paceline.tasks.tasks import choose_style
+
+PAGE_SIZE = {"cpu": 256, "cuda": 64}  # a CPU reads whole pages at a time, a GPU wastes less with small ones
+
+
+class Interrupted(Exception):
+    """Ctrl-C, noticed at a place where the run can stop."""
+
+
+@dataclass
+class Group:
+    """A prompt and its answers."""
+
+    sample: Sample
+    prompt: tuple[int, ...]
+    completions: dict[int, Completion] = field(default_factory=dict)  # by request id
+    rewards: dict[int, float] = field(default_factory=dict)
+    values: dict[int, dict[str, float]] = field(default_factory=dict)  # of each reward function
+
+    def answers(self) -> list[Answer]:
+        ids = sorted(self.completions)
+        done = self.completions
+        return [Answer(self.prompt, done[i].tokens, done[i].logprobs, self.rewards[i]) for i in ids]
+
+
+class Trainer:
+    def __init__(self, config: Config, run: Run, view: LiveView | None = None):
+        self.config = config = resolve(config)
+        self.run, self.view = run, view or LiveView(config, quiet=True)
+        self.interrupted = False
+        device = choose_device(config.model.device)
+        if config.model.threads:
+            torch.set_num_threads(config.model.threads)
+        newest = run.newest_checkpoint()
+        source = str(newest) if newest else config.model.path
+        self.tokenizer = load_tokenizer(source)
+        style = choose_style(config.task.style, config.model.path, bool(self.tokenizer.hf.chat_template))
+        self.task = make_task(config.task, config.seed, style)
+        functions = reward_functions(config, self.task)
+        self.judge = Judge(functions, config.reward.workers, config.reward.timeout_s, run.folder / "rewards.log")
+        try:
+            self.model = load_model(source, config.model.dtype, device)
+            self.learner = Learner(self.model, config)
+            self.progress = run.restore(self.learner)
+            self.sampling = make_sampling(config, self.tokenizer.eos_ids)
+            self.engine = Engine(self.model, engine_settings(config, device), self.tokenizer.decode)
+            self._encode(self.task.sample(0))  # a prompt that cannot work is better found now
+            self.judge.ready()
+        except BaseException:
+            self.judge.close()
+            raise
+
+    def train(self) -> list[dict[str, float]]:
+        """Run all remaining steps; returns the metrics of the whole run, step by step."""
+        log = self.config.log
+        metrics_log = MetricsLog(self.run.folder, log.tensorboard, log.wandb, log.trackio, self.config.model_dump())
+        before = signal.signal(signal.SIGINT, self._on_interrupt)
+        try:
+            self.view.start(self.progress.step)
+            while self.progress.step < self.config.steps:
+                metrics = self.step()
+                metrics_log.write(self.progress.step, metrics)
+                self.view.step_done(self.progress.step, metrics)
+            if self.run.newest_checkpoint() != self.run.checkpoints / f"step-{self.progress.step:06d}":
+                self._save()
+        except Interrupted as stop:
+            self._save()
+            raise Stopped(f"stopped after step {self.progress.step}; go on with: {self._go_on()}") from stop
+        except OSError as err:
+            raise self.run.disk_error(err) from err
+        finally:
+            signal.signal(signal.SIGINT, before)
+            self.view.stop()
+            metrics_log.close()
+            self.judge.close()
+        return read_lines(self.run.folder / "metrics.jsonl")
+
+    def step(self) -> dict[str, float]:
+        """One RL step."""
+        clock = Clock()
+        groups, cursor = self._collect(clock)
+        with clock.part("update_actor"):
+            answers = [answer for group in groups for answer in group.answers()]
+            metrics = self.learner.update(answers, self.progress.step)
+        self._check_update(metrics)
+        self.progress.step += 1
+        self.progress.cursor = cursor
+        self._write_samples(groups)
+        every = self.config.checkpoint.every
+        with clock.part("save_checkpoint"):
+            if every and self.progress.step % every == 0:
+                self._save()
+        return describe(groups, self.config.rollout.max_tokens) | metrics | clock.metrics(groups)
+
+    def _collect(self, clock: Clock) -> tuple[list[Group], int]:
+        """Roll out the step's prompts; with dynamic sampling, replace groups that teach nothing, a few times."""
+        wanted, learn = self.config.rollout.prompts, self.config.learn
+        cursor = self.progress.cursor
+        kept: list[Group] = []
+        groups: list[Group] = []
+        for _ in range(learn.dynamic_sampling_rounds if learn.dynamic_sampling else 1):
+            count = wanted - len(kept)
+            groups = self._rollout(range(cursor, cursor + count), clock)
+            cursor += count
+            if not learn.dynamic_sampling:
+                return groups, cursor
+            kept += [g for g in groups if bool(mixed(torch.tensor(list(g.rewards.values()))))]
+            if len(kept) == wanted:
+                break
+        return kept or groups, cursor
+
+    def _rollout(self, indices: range, clock: Clock) -> list[Group]:
+        """Answers to the prompts at these places in the stream, each judged while others are still being written."""
+        samples = self.config.rollout.samples
+        groups = {i: self._open_group(i) for i in indices}
+        requests = [
+            Request(i * samples + k, group.prompt, self.sampling, self.config.seed)
+            for i, group in groups.items()
+            for k in range(samples)
+        ]
+        self.view.rollout_started(self.progress.step, len(requests))
+        with clock.part("gen"):
+            self.engine.submit(requests)
+            while self.engine.unfinished:
+                for completion in self.engine.step():
+                    group = groups[completion.request.id // samples]
+                    group.completions[completion.request.id] = completion
+                    text = self.tokenizer.decode(completion.tokens)
+                    self.judge.submit(completion.request.id, group.sample, text, completion.tokens)
+                self._take(self.judge.collect(), groups)
+                self.view.rollout_progress(len(requests) - self.engine.unfinished, self.engine.stats.decoded_tokens)
+                self._stop_if_asked()
+        with clock.part("reward"):  # what is left of the last answers; the rest was judged meanwhile
+            while self.judge.open:
+                self._take(self.judge.collect(block=True), groups)
+                self._stop_if_asked()
+        return list(groups.values())
+
+    def _open_group(self, index: int) -> Group:
+        sample = self.task.sample(index)
+        return Group(sample, self._encode(sample))
+
+    def _encode(self, sample: Sample) -> tuple[int, ...]:
+        tokens = tuple(self.tokenizer.encode_prompt(sample.prompt))
+        limit = self.config.task.max_prompt_tokens or self.engine.max_length - 1
+        if not tokens or len(tokens) > limit:
+            raise UserError(
+                f"the prompt of sample {sample.index} of {self.task.name} has {len(tokens)} tokens; "
+                f"it must have between 1 and {limit} (task.max_prompt_tokens, and the model's context)"
+            )
+        return tokens
+
+    def _take(self, verdicts: list[Verdict], groups: dict[int, Group]) -> None:
+        for verdict in verdicts:
+            group = groups[verdict.ticket // self.config.rollout.samples]
+            if verdict.error:
+                self._reward_failed(verdict.error, group.sample)
+                group.rewards[verdict.ticket] = self.config.reward.error_value
+                group.values[verdict.ticket] = {"errors": 1.0}
+            else:
+                group.rewards[verdict.ticket] = total(self.judge.functions, verdict.values)
+                group.values[verdict.ticket] = verdict.values
+
+    def _reward_failed(self, error: str, sample: Sample) -> None:
+        prompt = sample.prompt if isinstance(sample.prompt, str) else sample.prompt[-1]["content"]
+        where = f"on sample {sample.index} of {self.task.name} ({prompt.strip()[:60]!r})"
+        if self.config.reward.on_error == "value":
+            self.view.note(f"{error} {where}; counted as {self.config.reward.error_value:g}")
+            return
+        self._save()
+        raise RunError(
+            f"{error} {where}; the run is saved after step {self.progress.step}; mend it and go on with: "
+            f"{self._go_on()}, or count such answers with reward.on_error=value"
+        )
+
+    def _check_update(self, metrics: dict[str, float]) -> None:
+        if not metrics["actor/skipped"]:
+            self.progress.bad_updates = 0
+            return
+        self.progress.bad_updates += 1
+        step, limit = self.progress.step + 1, self.config.learn.max_bad_updates
+        self.view.note(f"step {step}: the loss or its gradient was not finite, so the update was skipped")
+        if self.progress.bad_updates >= limit:
+            self._save()
+            raise RunError(
+                f"{limit} updates in a row were not finite (learn.max_bad_updates); the policy before them is saved "
+                f"after step {self.progress.step}; try a lower learn.lr and go on with: {self._go_on()}"
+            )
+
+    def _write_samples(self, groups: list[Group]) -> None:
+        """The first answers of the first groups: enough to see what the policy does."""
+        rows = []
+        for group in groups[: self.config.log.samples]:
+            first = min(group.completions)
+            text = self.tokenizer.decode(group.completions[first].tokens)
+            row = {"step": self.progress.step, "prompt": group.sample.prompt, "answer": text}
+            rows.append(row | {"reward": group.rewards[first], "finish": group.completions[first].finish_reason})
+        self.run.write_samples(rows)
+
+    def _save(self) -> None:
+        self.run.save(self.model, self.tokenizer, self.learner, self.progress)
+
+    def _go_on(self) -> str:
+        return f"paceline train --resume {self.run.folder}"
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self.interrupted:  # asked twice: stop now
+            raise KeyboardInterrupt
+        self.interrupted = True
+        self.view.note("stopping; press Ctrl-C again to stop without saving")
+
+    def _stop_if_asked(self) -> None:
+        """Between two tokens is as good a place as any: a step that is dropped is made again, the same, on resuming."""
+        if self.interrupted:
+            self.engine.clear()
+            raise Interrupted
+
+
+class Clock:
+    """Where the time of a step went."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.parts: dict[str, float] = {}
+
+    def part(self, name: str) -> _Part:
+        return _Part(self, name)
+
+    def metrics(self, groups: list[Group]) -> dict[str, float]:
+        step = time.perf_counter() - self.started
+        tokens = sum(len(c.tokens) for g in groups for c in g.completions.values())
+        parts = {f"timing_s/{name}": seconds for name, seconds in self.parts.items()}
+        rates = {"perf/throughput": tokens / step, "rollout/tok_s": tokens / max(self.parts["gen"], 1e-9)}
+        return parts | {"timing_s/step": step} | rates
+
+
+class _Part:
+    def __init__(self, clock: Clock, name: str):
+        self.clock, self.name = clock, name
+
+    def __enter__(self) -> None:
+        self.started = time.perf_counter()
+
+    def __exit__(self, *_: Any) -> None:
+        parts = self.clock.parts
+        parts[self.name] = parts.get(self.name, 0.0) + time.perf_counter() - self.started
+
+
+def describe(groups: list[Group], max_tokens: int) -> dict[str, float]:
+    """What the answers of a step were like."""
+    rewards = np.array([r for g in groups for r in g.rewards.values()])
+    lengths = np.array([len(c.tokens) for g in groups for c in g.completions.values()])
+    cut = np.mean([c.finish_reason == "length" for g in groups for c in g.completions.values()])
+    metrics = {
+        "critic/rewards/mean": rewards.mean(),
+        "critic/rewards/max": rewards.max(),
+        "critic/rewards/min": rewards.min(),
+        "critic/rewards/std": rewards.std(),
+        "groups/mixed": np.mean([len(set(g.rewards.values())) > 1 for g in groups]),
+        "response_length/mean": lengths.mean(),
+        "response_length/max": lengths.max(),
+        "response_length/min": lengths.min(),
+        "response_length/p50": np.percentile(lengths, 50),
+        "response_length/p99": np.percentile(lengths, 99),
+        "response_length/clip_ratio": cut,
+        "prompt_length/mean": np.mean([len(g.prompt) for g in groups]),
+    }
+    names = sorted({name for g in groups for v in g.values.values() for name in v})
+    for name in names:
+        given = [v[name] for g in groups for v in g.values.values() if name in v]
+        metrics[f"reward/{name}"] = len(given) / len(rewards) if name == "errors" else np.mean(given)
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as err:
+        raise UserError(f"model.device = '{name}' is not a device: use auto, cpu, cuda or cuda:N") from err
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise UserError(f"model.device = '{name}', but this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def reward_functions(config: Config, task: Task) -> list[tuple[str, float]]:
+    """Names and weights of the rewards: those in the settings, or else the task's own."""
+    chosen = [(f.function, f.weight) for f in config.reward.functions]
+    if not chosen and task.reward is None:
+        raise UserError(f"the data set {task.name} brings no reward of its own: name one in reward.functions")
+    return chosen or [(str(task.reward), 1.0)]
+
+
+def make_sampling(config: Config, eos_ids: tuple[int, ...]) -> Sampling:
+    r = config.rollout
+    return Sampling(
+        r.temperature,
+        r.top_k,
+        r.top_p,
+        r.min_p,
+        r.max_tokens,
+        r.min_tokens,
+        stop_token_ids=eos_ids,
+        stop=tuple(r.stop),
+    )
+
+
+def engine_settings(config: Config, device: torch.device) -> EngineSettings:
+    r = config.rollout
+    longest = config.task.max_prompt_tokens
+    return EngineSettings(
+        max_batch=min(r.max_batch, r.prompts * r.samples),
+        max_length=longest + r.max_tokens if longest else None,
+        page_size=r.page_size or PAGE_SIZE.get(device.type, 64),
+        kv_bytes=int(r.kv_memory_gb * 1e9) if r.kv_memory_gb else None,
+        prefill_tokens=r.prefill_tokens,
+        cuda_graphs=r.cuda_graphs,
+    )
+
+
+def train(config: Config, resume: Path | None = None, view: LiveView | None = None) -> tuple[Run, list[dict[str, Any]]]:
+    """The main job: a new run from `config`, or the rest of the run at `resume`."""
+    run = Run.open(resume) if resume else Run.create(config)
+    try:
+        trainer = Trainer(run.config, run, view)
+    except UserError:
+        if not resume:
+            run.discard()  # nothing has happened in it yet
+        raise
+    return run, trainer.train()

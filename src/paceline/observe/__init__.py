@@ -1,0 +1,1 @@
+"""What a run shows: metrics on disk, a live view in the terminal, what the machine has."""

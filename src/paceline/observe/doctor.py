@@ -1,0 +1,89 @@
+"""What this machine has, and which parts of Paceline will use it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+
+import torch
+
+OPTIONAL = {
+    "ray": ("workers on several machines", "paceline[ray]"),
+    "trl": ("use inside TRL", "paceline[trl]"),
+    "math_verify": ("the math reward", "paceline[math]"),
+    "reasoning_gym": ("tasks gym:NAME", "paceline[gym]"),
+    "datasets": ("tasks hub:ID", "paceline[hub]"),
+    "wandb": ("log.wandb", "paceline[track]"),
+    "trackio": ("log.trackio", "paceline[track]"),
+    "pynvml": ("GPU energy", "paceline[gpu]"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    what: str
+    found: str
+    so: str
+    good: bool = True
+
+
+def examine() -> list[Finding]:
+    return [*_machine(), *_gpus(), *_packages()]
+
+
+def _machine() -> list[Finding]:
+    threads, free = torch.get_num_threads(), shutil.disk_usage(".").free / 1e9
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return [
+        Finding("python", platform.python_version(), "runs Paceline"),
+        Finding("torch", torch.__version__, "decoder, engine, learner"),
+        Finding(
+            "CPU",
+            f"{os.cpu_count()} cores, {threads} threads",
+            "rewards; decoding and learning without a GPU",
+        ),
+        Finding("memory", f"{memory:.0f} GB", "KV pages take at most 2 GB of it without a GPU"),
+        Finding("disk here", f"{free:.0f} GB free", "checkpoints under runs/", free > 2),
+    ]
+
+
+def _gpus() -> list[Finding]:
+    if not torch.cuda.is_available():
+        return [Finding("GPU", "none that CUDA can use", "everything runs on the CPU, in float32", False)]
+    out = []
+    for i in range(torch.cuda.device_count()):
+        p = torch.cuda.get_device_properties(i)
+        name = f"{p.name}, {p.total_memory / 1e9:.0f} GB, {p.multi_processor_count} processors"
+        bf16 = torch.cuda.is_bf16_supported()
+        out.append(Finding(f"GPU {i}", name, "bfloat16, decode graphs" if bf16 else "no bfloat16: use float32", bf16))
+    try:
+        version = importlib.metadata.version("triton")
+        out.append(Finding("triton", version, "paged attention on the GPU"))
+    except importlib.metadata.PackageNotFoundError:
+        out.append(Finding("triton", "missing", "needed on a GPU: pip install triton", False))
+    return out
+
+
+def _packages() -> list[Finding]:
+    out = []
+    for module, (use, extra) in OPTIONAL.items():
+        try:
+            # Found is not enough: a package can be there and broken.
+            importlib.import_module(module)
+            found = importlib.metadata.version(_distribution(module))
+            out.append(Finding(module, found, use))
+        except ImportError:
+            out.append(Finding(module, "not installed", f"{use}: pip install '{extra}'", False))
+        except Exception as err:  # noqa: BLE001 (whatever it is, it is the finding)
+            out.append(Finding(module, f"broken: {type(err).__name__}: {err}", use, False))
+    return out
+
+
+def _distribution(module: str) -> str:
+    return {"math_verify": "math-verify", "reasoning_gym": "reasoning-gym", "pynvml": "nvidia-ml-py"}.get(
+        module, module
+    )

@@ -1,0 +1,150 @@
+"""The run as a person sees it: a live view in a terminal, a line per step anywhere else, a table at the end."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from paceline.config import Config
+
+PARTS = {
+    "gen": ("rollout", "cyan"),
+    "reward": ("reward", "yellow"),
+    "update_actor": ("update", "magenta"),
+    "save_checkpoint": ("save", "green"),
+}
+BARS = " ▁▂▃▄▅▆▇█"
+WIDTH = 40
+
+
+class LiveView:
+    def __init__(self, config: Config, console: Console | None = None, quiet: bool = False):
+        self.console = console or Console(quiet=quiet, highlight=False)
+        self.steps = config.steps
+        self.rewards: list[float] = []
+        self.last: dict[str, float] = {}
+        self._live: Live | None = None
+        self._tokens_before, self._rollout_started = 0, 0.0
+        columns = (
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(WIDTH),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+        )
+        self._progress = Progress(*columns, TimeRemainingColumn(elapsed_when_finished=True), console=self.console)
+        self._steps = self._progress.add_task("steps", total=config.steps)
+        self._rollout = Text("")
+
+    def start(self, step: int) -> None:
+        self._progress.update(self._steps, completed=step)
+        if self.console.is_terminal:
+            self._live = Live(self._render(), console=self.console, refresh_per_second=8, transient=True)
+            self._live.start()
+
+    def stop(self) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def note(self, text: str) -> None:
+        self.console.print(Text.assemble(("note ", "yellow"), text), soft_wrap=True)
+
+    def rollout_started(self, step: int, requests: int) -> None:
+        self._requests, self._rollout_started = requests, time.perf_counter()
+        self._tokens_before = -1
+
+    def rollout_progress(self, finished: int, tokens: int) -> None:
+        """Called after every engine step, so it must cost next to nothing."""
+        if not self._live:
+            return
+        if self._tokens_before < 0:
+            self._tokens_before = tokens
+        rate = (tokens - self._tokens_before) / max(1e-9, time.perf_counter() - self._rollout_started)
+        self._rollout.plain = f"now   {finished}/{self._requests} answers   {rate:,.0f} tokens/s"
+        self._live.update(self._render())
+
+    def step_done(self, step: int, metrics: dict[str, float]) -> None:
+        self.rewards.append(metrics["critic/rewards/mean"])
+        self.last = metrics
+        self._progress.update(self._steps, completed=step)
+        if self._live:
+            self._live.update(self._render())
+        else:
+            self.console.print(line_of(step, self.steps, metrics), soft_wrap=True)
+
+    def _render(self) -> Group:
+        parts: list[Any] = [self._progress, self._rollout]
+        if self.last:
+            m = self.last
+            parts.append(Text(f"reward {m['critic/rewards/mean']:.3f}  {sparkline(self.rewards)}"))
+            parts.append(
+                Text(
+                    f"length {m['response_length/mean']:.0f}  p50 {m['response_length/p50']:.0f}  "
+                    f"p99 {m['response_length/p99']:.0f}   {m['rollout/tok_s']:,.0f} tokens/s"
+                )
+            )
+            parts.append(time_bar(m))
+        return Group(*parts)
+
+
+def line_of(step: int, steps: int, m: dict[str, float]) -> str:
+    split = " + ".join(
+        f"{name} {m[f'timing_s/{key}']:.1f}" for key, (name, _) in PARTS.items() if f"timing_s/{key}" in m
+    )
+    return (
+        f"step {step:>{len(str(steps))}}/{steps}  reward {m['critic/rewards/mean']:.3f}  "
+        f"length {m['response_length/mean']:.0f} (p99 {m['response_length/p99']:.0f})  "
+        f"{m['rollout/tok_s']:,.0f} tokens/s  {m['timing_s/step']:.1f} s = {split}"
+    )
+
+
+def time_bar(m: dict[str, float]) -> Text:
+    """The seconds of a step, by part."""
+    text = Text(f"step   {m['timing_s/step']:.1f} s  ")
+    for key, (name, colour) in PARTS.items():
+        seconds = m.get(f"timing_s/{key}", 0.0)
+        if seconds >= 0.005 * m["timing_s/step"]:
+            text.append("█" * max(1, round(WIDTH * seconds / m["timing_s/step"])), style=colour)
+            text.append(f" {name} {seconds:.1f}  ", style=colour)
+    return text
+
+
+def sparkline(values: list[float], width: int = WIDTH) -> str:
+    values = values[-width:]
+    low, high = min(values), max(values)
+    scale = (len(BARS) - 2) / (high - low) if high > low else 0.0
+    return "".join(BARS[1 + round((v - low) * scale)] for v in values)
+
+
+def summary(rows: list[dict[str, Any]], folder: str) -> Table:
+    """What a run came to."""
+    rewards = [row["critic/rewards/mean"] for row in rows]
+    third = max(1, len(rewards) // 3)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")  # a path that is cut short is no use to anyone
+    table.add_row("steps", str(len(rows)))
+    table.add_row("mean reward", f"first {rewards[0]:.3f}, last {rewards[-1]:.3f}")
+    table.add_row("by thirds", f"first {np.mean(rewards[:third]):.3f}, last {np.mean(rewards[-third:]):.3f}")
+    table.add_row("reward", sparkline(rewards))
+    median = lambda name: float(np.median([row.get(name, 0.0) for row in rows]))  # noqa: E731
+    table.add_row("rollout", f"{median('rollout/tok_s'):,.0f} tokens/s (median)")
+    split = ", ".join(f"{name} {median(f'timing_s/{key}'):.2f}" for key, (name, _) in PARTS.items())
+    table.add_row("seconds per step", f"{median('timing_s/step'):.2f} (median): {split}")
+    table.add_row("run", folder)
+    return table

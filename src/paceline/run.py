@@ -1,0 +1,166 @@
+"""A run is a directory: resolved config, metrics, samples, checkpoints. Everything is written so that a kill at any
+moment leaves it usable: whole files are written aside and renamed, lines are appended.
+
+    RUN/config.yaml                  the resolved settings
+    RUN/metrics.jsonl                one line per step
+    RUN/samples.jsonl                some answers of each step
+    RUN/tensorboard/
+    RUN/rewards.log                  what reward functions printed
+    RUN/checkpoints/step-000010/     the policy in Hugging Face form, and what is needed to go on
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from paceline.config import Config, build_config
+from paceline.errors import RunError, UserError
+from paceline.learn.learner import Learner
+from paceline.model import Decoder, save_model
+from paceline.model.tokenizer import Tokenizer
+from paceline.observe.metrics import append_line, cut_lines
+
+STATE, LEARNER = "state.json", "learner.safetensors"
+
+
+@dataclass
+class Progress:
+    """Where a run stands, beside the weights: all that is random is keyed, so this is all there is."""
+
+    step: int = 0
+    """Steps done."""
+    cursor: int = 0
+    """Prompts taken from the task."""
+    bad_updates: int = 0
+    """Updates in a row that were not finite."""
+
+
+class Run:
+    def __init__(self, folder: Path, config: Config):
+        self.folder, self.config = folder, config
+        self.checkpoints = folder / "checkpoints"
+
+    @classmethod
+    def create(cls, config: Config) -> Run:
+        task = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.task.name).stem or "run")
+        folder = Path(config.run_dir) if config.run_dir else _fresh(Path("runs"), task)
+        if (folder / "config.yaml").exists():
+            raise UserError(
+                f"{folder} holds a run already; go on with it by `paceline train --resume {folder}`, "
+                "or name another run_dir"
+            )
+        run = cls(folder, config.model_copy(update={"run_dir": str(folder)}))
+        try:
+            run.checkpoints.mkdir(parents=True, exist_ok=True)
+            text = yaml.safe_dump(run.config.model_dump(mode="json"), sort_keys=False)
+            _write_aside(folder / "config.yaml", text)
+        except OSError as err:
+            raise UserError(f"the run directory {folder} cannot be written: {err.strerror}") from err
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        file = folder / "config.yaml"
+        if not file.is_file():
+            raise UserError(f"{folder} is not a run directory: it has no config.yaml")
+        config = build_config(yaml.safe_load(file.read_text()), where=str(file))
+        return cls(folder, config.model_copy(update={"run_dir": str(folder)}))
+
+    def discard(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def newest_checkpoint(self) -> Path | None:
+        """The newest complete one. Only complete ones have their name: see `save`."""
+        found = sorted(self.checkpoints.glob("step-*")) if self.checkpoints.is_dir() else []
+        return found[-1] if found else None
+
+    def save(self, model: Decoder, tokenizer: Tokenizer, learner: Learner, progress: Progress) -> Path:
+        """Write a checkpoint aside, then rename it into place and let go of the oldest."""
+        target = self.checkpoints / f"step-{progress.step:06d}"
+        aside = self.checkpoints / f".partial-{os.getpid()}"
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            save_model(model, aside)
+            tokenizer.save(aside)
+            state = {name: t.detach().cpu().contiguous() for name, t in learner.state().items()}
+            save_file(state, aside / LEARNER)
+            (aside / STATE).write_text(json.dumps(asdict(progress)) + "\n")
+            _sync(aside)
+            if target.exists():  # written before by the same steps: a rename cannot replace a full directory
+                target.rename(self.checkpoints / f".old-{os.getpid()}")
+            aside.rename(target)
+        except (OSError, SafetensorError) as err:
+            raise self._disk_error(err, "a checkpoint") from err
+        for old in [
+            *self.checkpoints.glob(".old-*"),
+            *sorted(self.checkpoints.glob("step-*"))[: -self.config.checkpoint.keep],
+        ]:
+            shutil.rmtree(old, ignore_errors=True)
+        return target
+
+    def restore(self, learner: Learner) -> Progress:
+        """Load what goes with the policy of the newest checkpoint, and forget what was logged after it."""
+        newest = self.newest_checkpoint()
+        progress = Progress()
+        if newest is not None:
+            try:
+                progress = Progress(**json.loads((newest / STATE).read_text()))
+                learner.load(load_file(newest / LEARNER, device=str(learner.model.device)))
+            except (OSError, SafetensorError, KeyError, TypeError, ValueError) as err:
+                raise UserError(
+                    f"the checkpoint {newest} cannot be read: {err}; remove it to go on from an older one"
+                ) from err
+        for stale in self.checkpoints.glob(".*-*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        for name in ("metrics.jsonl", "samples.jsonl"):
+            cut_lines(self.folder / name, progress.step)
+        return progress
+
+    def write_samples(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            append_line(self.folder / "samples.jsonl", row)
+
+    def _disk_error(self, err: Exception, what: str) -> RunError:
+        newest = self.newest_checkpoint()
+        kept = f"the last checkpoint, {newest}, is intact" if newest else "there is no checkpoint yet"
+        return RunError(
+            f"{what} could not be written to {self.folder} ({err}); {kept}; "
+            f"make room and go on with: paceline train --resume {self.folder}"
+        )
+
+    def disk_error(self, err: OSError) -> RunError:
+        return self._disk_error(err, "the log")
+
+
+def _fresh(parent: Path, task: str) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    folder, n = parent / f"{task}-{stamp}", 1
+    while folder.exists():
+        n += 1
+        folder = parent / f"{task}-{stamp}-{n}"
+    return folder
+
+
+def _write_aside(file: Path, text: str) -> None:
+    aside = file.with_name(f".{file.name}.tmp")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(file)
+
+
+def _sync(folder: Path) -> None:
+    """On disk before the rename, so that a name never promises what a power cut has taken."""
+    for file in folder.iterdir():
+        with open(file, "rb") as f:
+            os.fsync(f.fileno())

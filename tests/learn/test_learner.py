@@ -1,0 +1,260 @@
+"""The learner: its update is the one the formulas give, however the batch is cut, and equals TRL's."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+import torch
+
+from paceline.config import build_config
+from paceline.learn.algorithms import resolve
+from paceline.learn.learner import Learner
+from paceline.learn.logprobs import token_logprobs
+from paceline.learn.losses import policy_loss, token_weights
+from paceline.learn.packing import Answer, pack
+
+from ..conftest import tiny_model
+
+
+def config(**learn):
+    values = {"rollout": {"samples": 4, "max_tokens": 40}, "learn": {"lr": 1e-3, **learn}, "steps": 10}
+    return resolve(build_config(values, "test"))
+
+
+def make_answers(count=8, seed=0, model=None):
+    r = random.Random(seed)
+    out = []
+    for i in range(count):
+        prompt = tuple(r.randrange(2, 128) for _ in range(5 + i // 4))
+        tokens = [r.randrange(2, 128) for _ in range(r.randint(1, 30))]
+        out.append(Answer(prompt, tokens, [0.0] * len(tokens), float(r.random() < 0.5)))
+    if model is not None:  # as if the engine had reported exactly the policy's own log-probabilities
+        batch = pack(out, list(range(count)), model.device, torch.float64)
+        logp, _ = token_logprobs(model, batch, 1.0)
+        for answer, part in zip(out, logp.split([len(a.tokens) for a in out]), strict=True):
+            answer.logprobs = part.tolist()
+    return out
+
+
+def gradients(model, settings, answers) -> dict[str, torch.Tensor]:
+    """The gradient that an update would take, caught before the optimizer."""
+    model = copy.deepcopy(model)
+    learner = Learner(model, settings)
+    caught = {}
+
+    def catch(rate):
+        caught.update({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+
+    learner.optimizer.step = catch
+    learner.update(answers, step=0)
+    return caught
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=1e-8, atol=1e-10)
+
+
+ALGORITHMS = ["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp"]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_gradient_by_hand(algorithm):
+    """One sequence at a time through the model, losses summed as the papers have it."""
+    model = tiny_model()
+    answers = make_answers(model=model)
+    settings = config(algorithm=algorithm, max_grad_norm=1e9, overlong_buffer=0)
+    got = gradients(model, settings, answers)
+
+    rewards = torch.tensor([a.reward for a in answers], dtype=torch.float64).view(2, 4)
+    mean, std = rewards.mean(1, keepdim=True), rewards.std(1, keepdim=True)
+    advantage = {
+        "grpo": (rewards - mean) / (std + 1e-4),
+        "dapo": (rewards - mean) / (std + 1e-4),
+        "dr_grpo": rewards - mean,
+        "rloo": (rewards - mean) * 4 / 3,
+        "reinforce_pp": rewards,
+    }[algorithm].view(-1)
+    lengths = torch.tensor([len(a.tokens) for a in answers])
+    per_token = [advantage[i].expand(int(n)) for i, n in enumerate(lengths)]
+    if algorithm == "reinforce_pp":
+        flat = torch.cat(per_token)
+        per_token = ((flat - flat.mean()) / torch.sqrt(flat.var() + 1e-8)).split(lengths.tolist())
+    model.requires_grad_(True)
+    total = 0
+    for i, answer in enumerate(answers):
+        logp, _ = token_logprobs(model, pack([answer], [0], model.device, torch.float64), 1.0)
+        loss = -(torch.exp(logp - logp.detach()) * per_token[i]).sum()
+        n = len(answer.tokens)
+        total = (
+            total
+            + loss
+            * {
+                "grpo": 1 / (8 * n),
+                "dapo": 1 / int(lengths.sum()),
+                "dr_grpo": 1 / (8 * 40),
+                "rloo": 1 / 8,
+                "reinforce_pp": 1 / int(lengths.sum()),
+            }[algorithm]
+        )
+    total.backward()
+    assert_same(got, {n: p.grad for n, p in model.named_parameters()})
+
+
+@pytest.mark.parametrize(
+    "change", [{"micro_tokens": 40}, {"micro_tokens": 1}, {"activation_checkpointing": True}], ids=str
+)
+def test_how_the_batch_is_cut_changes_nothing(change):
+    model = tiny_model("qwen3")
+    answers = make_answers(model=model)
+    base = gradients(model, config(kl_coef=0.1), answers)
+    assert_same(base, gradients(model, config(kl_coef=0.1, **change), answers))
+
+
+def test_logits_in_pieces_change_nothing(monkeypatch):
+    model = tiny_model()
+    answers = make_answers(model=model)
+    base = gradients(model, config(), answers)
+    monkeypatch.setattr("paceline.learn.logprobs.LOGITS_AT_ONCE", 128 * 7)
+    assert_same(base, gradients(model, config(), answers))
+
+
+def test_old_policy_reference_and_truncated_weights():
+    """With a perturbed engine, several epochs and a reference, the loss is still the formula."""
+    model = tiny_model()
+    answers = make_answers(model=model)
+    r = random.Random(1)
+    for answer in answers:
+        answer.logprobs = [p + r.gauss(0, 0.8) for p in answer.logprobs]
+    learner = Learner(copy.deepcopy(model), config(is_cap=1.5))
+    metrics = learner.update(answers, 0)
+    batch = pack(answers, list(range(8)), model.device, torch.float64)
+    logp, entropy = token_logprobs(model, batch, 1.0)
+    rewards = torch.tensor([a.reward for a in answers], dtype=torch.float64).view(2, 4)
+    advantage = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)).view(-1)
+    lengths = torch.tensor([len(a.tokens) for a in answers])
+    each = -advantage.repeat_interleave(lengths) * torch.exp(logp - batch.rollout_logp).clamp(max=1.5)
+    assert metrics["actor/pg_loss"] == pytest.approx(float((token_weights(lengths, "sequence_mean", 40) * each).sum()))
+    assert metrics["actor/entropy"] == pytest.approx(float(entropy.mean()))
+    assert metrics["rollout_corr/kl"] == pytest.approx(float((batch.rollout_logp - logp).mean()))
+    d = logp - batch.rollout_logp
+    assert metrics["rollout_corr/k3_kl"] == pytest.approx(float((d.exp() - d - 1).mean()))
+
+
+def test_several_updates_per_step_clip_against_the_first_policy():
+    model = tiny_model()
+    answers = make_answers(model=model)
+    learner = Learner(model, config(epochs=3, minibatches=2, lr=0.05))
+    metrics = learner.update(answers, 0)
+    assert learner.updates == 6 and metrics["actor/pg_clipfrac"] > 0 and metrics["actor/ppo_kl"] != 0
+
+
+def test_temperature_enters_the_policy():
+    model = tiny_model()
+    batch = pack(make_answers(4), [0, 1, 2, 3], model.device, torch.float64)
+    hot, _ = token_logprobs(model, batch, 2.0)
+    cold, _ = token_logprobs(model, batch, 1.0)
+    assert not torch.allclose(hot, cold)
+
+
+def test_updates_that_are_not_finite_are_skipped():
+    model = tiny_model()
+    answers = make_answers(model=model)
+    answers[3].logprobs[0] = float("nan")
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    metrics = Learner(model, config()).update(answers, 0)
+    assert metrics["actor/skipped"] == 1
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+def test_learning_raises_the_probability_of_what_was_rewarded():
+    model = tiny_model()
+    answers = make_answers(16, model=model)
+    learner = Learner(model, config(lr=3e-3))
+    batch = pack(answers, list(range(16)), model.device, torch.float64)
+    good = (
+        torch.tensor([a.reward for a in answers]).repeat_interleave(torch.tensor([len(a.tokens) for a in answers])) > 0
+    )
+    before, _ = token_logprobs(model, batch, 1.0)
+    for step in range(5):
+        learner.update(answers, step)
+    after, _ = token_logprobs(model, batch, 1.0)
+    assert (after - before)[good].mean() > 0 > (after - before)[~good].mean()
+
+
+def test_state_goes_on_exactly():
+    model = tiny_model()
+    answers = make_answers(model=model)
+    one = Learner(model, config(kl_coef=0.1))
+    one.update(answers, 0)
+    twin = copy.deepcopy(model)
+    two = Learner(twin, config(kl_coef=0.1))
+    two.load({k: v.clone() for k, v in one.state().items()})
+    for learner in (one, two):
+        learner.update(answers, 1)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert two.updates == 2
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "aggregate"), [("grpo", "sequence_mean"), ("dr_grpo", "constant"), ("dapo", "token_mean")]
+)
+def test_equals_trl(loss_type, aggregate, tmp_path):
+    """TRL's own loss on the same weights, answers, advantages and old log-probabilities."""
+    trl = pytest.importorskip("trl")
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    from paceline.model import save_model
+
+    ours = tiny_model(dtype=torch.float32)
+    save_model(ours, tmp_path / "model")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    vocabulary = {"<pad>": 0, "<eos>": 1} | {f"w{i}": i for i in range(2, 128)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>")
+    arguments = trl.GRPOConfig(
+        output_dir=str(tmp_path), loss_type=loss_type, epsilon=0.2, epsilon_high=0.28, beta=0.0, use_cpu=True,
+        bf16=False, max_completion_length=40, per_device_train_batch_size=4, num_generations=4, report_to=[],
+        disable_dropout=True,
+    )  # fmt: skip
+    trainer = trl.GRPOTrainer(
+        theirs, reward_funcs=lambda completions, **_: [0.0] * len(completions), args=arguments,
+        train_dataset=Dataset.from_list([{"prompt": "w2"}] * 4), processing_class=tokenizer,
+    )  # fmt: skip
+
+    answers = make_answers(4)
+    batch = pack(answers, [0, 1, 2, 3], ours.device, torch.float32)
+    lengths = torch.tensor([len(a.tokens) for a in answers])
+    generator = torch.Generator().manual_seed(0)
+    advantages = torch.randn(4, generator=generator)
+    with torch.no_grad():
+        old = token_logprobs(ours, batch, 1.0)[0] + 0.3 * torch.randn(len(batch.targets), generator=generator)
+
+    ours.requires_grad_(True)
+    logp, _ = token_logprobs(ours, batch, 1.0)
+    each = policy_loss(logp, old, advantages.repeat_interleave(lengths), 0.2, 0.28)
+    mine = (token_weights(lengths, aggregate, 40) * each).sum()
+    mine.backward()
+
+    pad = lambda rows, side: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=side)  # noqa: E731
+    prompts = pad([torch.tensor(a.prompt) for a in answers], "left")
+    trainer.current_gradient_accumulation_steps = 1
+    inputs = {
+        "prompt_ids": prompts,
+        "prompt_mask": (prompts != 0).long(),
+        "completion_ids": pad([torch.tensor(a.tokens) for a in answers], "right"),
+        "completion_mask": pad([torch.ones(len(a.tokens), dtype=torch.long) for a in answers], "right"),
+        "advantages": advantages,
+        "old_per_token_logps": pad(list(old.split(lengths.tolist())), "right"),
+        "num_items_in_batch": lengths.sum(),
+    }
+    other = trainer._compute_loss(theirs.train(), inputs)
+    other.backward()
+    assert float(mine) == pytest.approx(float(other), rel=1e-4, abs=1e-6)
+    ours_grad, their_grad = ours.head.weight.grad, theirs.lm_head.weight.grad
+    torch.testing.assert_close(ours_grad, their_grad.to(ours_grad.dtype), rtol=1e-3, atol=1e-6)

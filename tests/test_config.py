@@ -1,0 +1,105 @@
+"""Settings: recipes, overrides, and one clear sentence for each way to get them wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.config import describe_settings, load_config, recipe_names
+from paceline.errors import UserError
+from paceline.learn.algorithms import PRESETS, resolve
+
+
+def test_every_shipped_recipe_loads():
+    assert "default" in recipe_names()
+    for name in recipe_names():
+        load_config(name)
+
+
+def test_every_setting_is_described():
+    rows = describe_settings()
+    assert len(rows) > 50 and all(text for _, _, text in rows), [n for n, _, t in rows if not t]
+
+
+def test_overrides_come_last(tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("steps: 7\nrollout: {samples: 2}\nlearn: {lr: 1e-5}\n")
+    config = load_config(
+        str(recipe), ["rollout.samples=9", "learn.lr=3e-4", "learn.kl_coef=0.5", "model.dtype=float64"]
+    )
+    assert (config.steps, config.rollout.samples, config.learn.lr, config.model.dtype) == (
+        7,
+        9,
+        3e-4,
+        "float64",
+    )
+    assert config.rollout.prompts == 16, "what nobody names keeps its default"
+
+
+def test_lists_and_nulls_on_the_command_line():
+    config = load_config(None, ["rollout.stop=['a', 'b']", "learn.is_cap=null", "reward.functions=[{function: math}]"])
+    assert config.rollout.stop == ["a", "b"] and config.learn.is_cap is None
+    assert config.reward.functions[0].weight == 1.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (
+            ["rollout.temprature=1"],
+            "unknown setting 'rollout.temprature' on the command line; did you mean 'rollout.temperature'?",
+        ),
+        (["rolout.samples=1"], "unknown setting 'rolout'"),
+        (["lr=1"], "unknown setting 'lr' on the command line; did you mean 'learn.lr'?"),
+        (
+            ["rollout.samples=many"],
+            "'rollout.samples' = 'many' on the command line does not work: it should be a valid integer",
+        ),
+        (["rollout.samples=0"], "greater than or equal to 1"),
+        (["learn.lr=-1"], "'learn.lr' = -1 on the command line"),
+        (["learn.algorithm=ppo"], "'grpo', 'dr_grpo'"),
+        (["rollout.min_tokens=9", "rollout.max_tokens=3"], "min_tokens (9) is larger than max_tokens (3)"),
+        (["steps.x=3"], "'steps.x' cannot be set"),
+        (["samples"], "no recipe is called 'samples'"),
+        (["=3"], "is not an override"),
+        (["rollout.stop=[a"], "not valid YAML"),
+    ],
+)
+def test_bad_overrides(overrides, problem):
+    recipe = overrides[0] if "=" not in overrides[0] else None
+    with pytest.raises(UserError) as err:
+        load_config(recipe, [o for o in overrides if "=" in o])
+    assert problem in str(err.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "rollout:\n  sampels: 3\n",
+            "unknown setting 'rollout.sampels' in {}; did you mean 'rollout.samples'?",
+        ),
+        ("steps: [1", "is not valid YAML"),
+        ("- 1\n- 2\n", "must hold settings"),
+        ("rollout: 3\n", "'rollout' = 3 in {}"),
+    ],
+)
+def test_bad_recipes(tmp_path, text, problem):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(text)
+    with pytest.raises(UserError) as err:
+        load_config(str(recipe))
+    assert problem.format(recipe) in str(err.value)
+
+
+def test_recipes_that_are_not_there():
+    with pytest.raises(UserError, match=r"no recipe at nothing\.yaml"):
+        load_config("nothing.yaml")
+    with pytest.raises(UserError, match="did you mean 'default'"):
+        load_config("defualt")
+
+
+@pytest.mark.parametrize("algorithm", PRESETS)
+def test_algorithms_fill_in_what_is_null(algorithm):
+    config = resolve(load_config(None, [f"learn.algorithm={algorithm}", "learn.aggregate=null", "learn.clip_low=0.1"]))
+    assert config.learn.clip_low == 0.1 and config.learn.aggregate == PRESETS[algorithm].aggregate
+    assert None not in (config.learn.clip_high, config.learn.dynamic_sampling, config.learn.overlong_buffer)

@@ -1,0 +1,69 @@
+"""Kill -9 at any moment, then --resume: the run goes on, and its numbers are those of a run that was never killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+WORDS = [
+    "steps=40", "rollout.prompts=2", "rollout.samples=4", "rollout.max_tokens=24", "checkpoint.every=3",
+    "log.tensorboard=false", "model.threads=1", "learn.lr=1e-3", "learn.algorithm=grpo", "task.difficulty=easy",
+]  # fmt: skip
+SAME = ("critic/rewards/mean", "actor/pg_loss", "response_length/mean", "actor/grad_norm")
+
+
+def start(*words: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "paceline", "train", *words]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen) -> None:
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+
+
+def read(run: Path) -> dict[int, dict]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines]
+    assert steps == sorted(set(steps)), "no step is logged twice"
+    return {line["step"]: line for line in lines}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> dict[int, dict]:
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    finish(start(*WORDS, f"run_dir={run}"))
+    return read(run)
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.soak)])
+def test_killed_at_random_moments(undisturbed, tmp_path, kills):
+    r = random.Random(kills)
+    run = tmp_path / "run"
+    process = start(*WORDS, f"run_dir={run}")
+    done = 0
+    while done < kills:
+        while not (run / "config.yaml").exists():  # before that there is nothing to resume
+            time.sleep(0.05)
+        try:
+            process.wait(r.uniform(0, 9))
+            break  # it finished before it could be killed: start over in a new directory
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            done += 1
+        process = start("--resume", str(run))
+    finish(process)
+    if done < kills:
+        assert done > 0, "the run was never killed"
+    after = read(run)
+    assert after.keys() == undisturbed.keys()
+    for step, row in after.items():
+        for name in SAME:
+            assert row[name] == pytest.approx(undisturbed[step][name], abs=1e-5), (step, name)
