@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import random
 import statistics
 import tempfile
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ def make_work(args: argparse.Namespace, batch: int, vocab: int) -> list[Work]:
     if args.model == "embedded":
         tokenizer, task = load_tokenizer("embedded"), Countdown("medium", "search", seed=1)
         sampling = Sampling(max_tokens=args.tokens, stop_token_ids=tokenizer.eos_ids)
-        prompts = [tokenizer.encode_prompt(task.sample(i).prompt) for i in range(max(batch, 16))]
+        count = batch if batch >= 64 else max(2 * batch, 8)
+        prompts = [tokenizer.encode_prompt(task.sample(i).prompt) for i in range(count)]
         eos = list(tokenizer.eos_ids)
     else:
         r = random.Random(batch)
@@ -93,9 +95,13 @@ def run_generate(model: Any, work: Work) -> int:
     return sum(_useful(row, work.eos) for row in out[:, longest:].tolist())
 
 
-def run_continuous(model: Any, work: Work, settings: Any) -> int:
-    from transformers import GenerationConfig
+def run_continuous(model: Any, work: Work) -> int:
+    """Sized to the work: left to itself it fills the memory, and masks all of it in every step."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
+    prompt_tokens = sum(map(len, work.prompts))
+    blocks = 2 * sum((len(p) + work.tokens) // 256 + 1 for p in work.prompts) + 16
+    settings = ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=max(256, min(4096, prompt_tokens)))
     generation = GenerationConfig(
         max_new_tokens=work.tokens, do_sample=True, top_k=0, pad_token_id=0, eos_token_id=work.eos or -1
     )
@@ -162,10 +168,11 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--peer", choices=["transformers", "none"], default="none")
-    parser.add_argument("--continuous-repeat", type=int, default=None, help="fewer turns for the slowest peer")
+    parser.add_argument("--continuous-repeat", type=int, default=None, help="turns of the slowest peer")
     args = parser.parse_args()
     batches = [int(b) for b in args.batch.split(",")]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    args.continuous_repeat = args.continuous_repeat or (args.repeat if device.type == "cuda" else 1)
     warnings.filterwarnings("ignore")
 
     with tempfile.TemporaryDirectory() as folder:
@@ -195,39 +202,39 @@ def main() -> None:
 
 
 def load_peers(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    from transformers import AutoModelForCausalLM, ContinuousBatchingConfig
-    from transformers.utils import logging
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
 
-    logging.set_verbosity_error()
+    transformers_logging.set_verbosity_error()
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     folder, dtype = find_model(args.model), as_dtype("auto", device)
     # Two copies, because continuous batching switches the attention of the one that it is used with.
     models = [AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval() for _ in range(2)]
-    settings = ContinuousBatchingConfig(max_memory_percent=0.3)
-    return {"generate": models[0], "continuous": models[1], "settings": settings}
+    return {"generate": models[0], "continuous": models[1]}
 
 
 def measure(
     args: argparse.Namespace, model: Decoder, peers: dict[str, Any] | None, batch: int, floor: float
 ) -> dict[str, Any]:
     work = make_work(args, batch, model.config.vocab_size)
-    page = 64 if model.device.type == "cuda" else 256
-    engine = Engine(model, EngineSettings(max_batch=batch, page_size=page))
+    engine = Engine(model, EngineSettings(max_batch=batch))
     runs = {"ours": lambda: sum(run_ours(engine, w) for w in work)}
     if peers:
         runs["generate"] = lambda: sum(run_generate(peers["generate"], w) for w in work)
-        runs["continuous"] = lambda: sum(run_continuous(peers["continuous"], w, peers["settings"]) for w in work)
+        runs["continuous"] = lambda: sum(run_continuous(peers["continuous"], w) for w in work)
     speeds: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():  # warm up: graphs, kernels, caches
-        run()
+    _warm_up(work[0], engine, peers)
     for turn in range(args.repeat):
         for name, run in runs.items():
-            if name == "continuous" and args.continuous_repeat is not None and turn >= args.continuous_repeat:
+            if name == "continuous" and turn >= args.continuous_repeat:
                 continue
             _wait(model.device)
             started = time.perf_counter()
             tokens = run()
             _wait(model.device)
             speeds[name].append(tokens / (time.perf_counter() - started))
+    if peers:  # its cache was made for this batch size
+        peers["continuous"].destroy_cached_continuous_batching_manager()
     medians = {f"{name}_tok_s": round(statistics.median(s), 1) for name, s in speeds.items()}
     row = {"batch": batch, **medians, "floor_tok_s": round(floor, 1)}
     for peer in ("generate", "continuous"):
@@ -237,6 +244,17 @@ def measure(
             row[f"{peer}_ratio"] = round(statistics.median(ratios), 2)
             row[f"{peer}_ratio_range"] = [round(ratios[0], 2), round(ratios[-1], 2)]
     return row
+
+
+def _warm_up(work: Work, engine: Engine, peers: dict[str, Any] | None) -> None:
+    """Graphs, kernels and caches; on a GPU at full length, because peers capture graphs as contexts grow."""
+    tokens = work.tokens if engine.model.device.type == "cuda" else 16
+    short = [replace(r, sampling=replace(r.sampling, max_tokens=tokens)) for r in work.requests]
+    work = Work(short, work.eos)
+    run_ours(engine, work)
+    if peers:
+        run_generate(peers["generate"], work)
+        run_continuous(peers["continuous"], work)
 
 
 def _line(row: dict[str, Any]) -> str:

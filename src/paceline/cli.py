@@ -76,7 +76,7 @@ def generate(
     raw: Annotated[bool, typer.Option(help="Take the prompt as it is, without the chat template.")] = False,
 ) -> None:
     """Answer a prompt. The same seed gives the same answers."""
-    from paceline.loop import PAGE_SIZE, choose_device
+    from paceline.loop import choose_device
     from paceline.model import load_model
     from paceline.model.tokenizer import load_tokenizer
     from paceline.rollout import Engine, EngineSettings, Request, Sampling
@@ -89,7 +89,7 @@ def generate(
     device = choose_device("auto")
     engine = Engine(
         load_model(model, device=device),
-        EngineSettings(max_batch=samples, page_size=PAGE_SIZE.get(device.type, 64)),
+        EngineSettings(max_batch=samples),
     )
     sampling = Sampling(temperature, top_k, top_p, max_tokens=max_tokens, stop_token_ids=tokenizer.eos_ids)
     done = {c.request.id: c for c in engine.run([Request(i, tokens, sampling, seed) for i in range(samples)])}

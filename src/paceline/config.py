@@ -98,7 +98,7 @@ class RolloutConfig(Section):
     max_batch: int = Field(256, ge=1)
     """Most requests that decode at the same time."""
     page_size: int | None = Field(None, ge=1)
-    """Tokens per KV page; `null` is 64 on a GPU and 256 on a CPU, which reads whole pages."""
+    """Tokens per KV page; `null` is 64 on a GPU and 256 on a CPU, which reads whole pages (1024 for one request)."""
     kv_memory_gb: float | None = Field(None, gt=0)
     """Memory for KV pages; `null` takes what the batch can use, up to 2 GB on a CPU and half of a GPU."""
     prefill_tokens: int = Field(8192, ge=1)

@@ -37,8 +37,6 @@ from paceline.tasks.judge import Judge, Verdict
 from paceline.tasks.rewards import total
 from paceline.tasks.tasks import choose_style
 
-PAGE_SIZE = {"cpu": 256, "cuda": 64}  # a CPU reads whole pages at a time, a GPU wastes less with small ones
-
 
 class Interrupted(Exception):
     """Ctrl-C, noticed at a place where the run can stop."""
@@ -349,7 +347,7 @@ def engine_settings(config: Config, device: torch.device) -> EngineSettings:
     return EngineSettings(
         max_batch=min(r.max_batch, r.prompts * r.samples),
         max_length=longest + r.max_tokens if longest else None,
-        page_size=r.page_size or PAGE_SIZE.get(device.type, 64),
+        page_size=r.page_size,
         kv_bytes=int(r.kv_memory_gb * 1e9) if r.kv_memory_gb else None,
         prefill_tokens=r.prefill_tokens,
         cuda_graphs=r.cuda_graphs,

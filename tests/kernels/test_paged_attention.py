@@ -57,7 +57,7 @@ def definition(q, k_pool, v_pool, table, context, tree):
 def twin(q, k_pool, v_pool, table, context, tree):
     group = q.shape[2] // k_pool.shape[1]
     rows = PageRows.build(table, context, tree, k_pool.shape[2], group, q.dtype)
-    return rows.attend(q, k_pool, v_pool)
+    return rows.attend(q.flatten(0, 1), k_pool, v_pool).view(q.shape)
 
 
 def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -121,7 +121,7 @@ def test_advancing_equals_building_anew():
     context = torch.tensor([20, 31, 3], dtype=torch.int32)
     tree = chain_tree(3, 1, torch.device("cpu"))
     rows = PageRows.build(table, context, tree, 16, 2, torch.float64)
-    q = torch.randn(3, 1, 4, 16, dtype=torch.float64)
+    q = torch.randn(3, 4, 16, dtype=torch.float64)
     k, v = torch.randn(2, 10, 2, 16, 16, dtype=torch.float64)
     advanced = 0
     while rows.steps_left:

@@ -11,7 +11,7 @@ joins the partial results of a request's pages by their log-sum-exp, as the spli
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -38,17 +38,20 @@ class PageRows:
     sizes of a few hundred tokens suit a CPU: most requests then have a single row and nothing needs joining.
     """
 
+    new: int  # new tokens per request
     owner: Tensor  # [rows] request that looks at the row
     ordered: bool  # row i belongs to request i, and there are no others
     bias: Tensor  # [rows, 1, queries, extent] added to the scores
     rows_of: Tensor  # [batch * most] the rows of each request
     most: int  # rows of the request that has most
     extent: int  # part of each page that anyone can see
-    absent: Tensor | None  # [batch, most, 1, 1] added to the log-sum-exp of rows that a request does not have
+    straight: bool  # each request has `most` rows, and they lie in order
+    absent: Tensor | None  # [batch * most, 1, 1] added to the log-sum-exp of rows that a request does not have
     first: int  # first page of the rows, where rows are pages
     gather: Tensor | None  # [rows] page of each row; None where rows are pages
     last_place: Tensor | None  # [batch] index in the flattened bias of the newest token of each request
     steps_left: int  # how often `advance` can be called
+    parts: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # what of each layer's pools is visible
 
     @classmethod
     def build(
@@ -70,7 +73,7 @@ class PageRows:
             owner, ordinal = present.nonzero()
             row_page = table[:, :most].numpy()[owner, ordinal]
             rows_of = np.where(present, (counts.cumsum() - counts)[:, None] + np.arange(most), 0).reshape(-1)
-            absent = torch.from_numpy(np.where(present, 0.0, MASKED)[..., None, None]).to(dtype)
+            absent = torch.from_numpy(np.where(present, 0.0, MASKED).reshape(-1, 1, 1)).to(dtype)
         low, high = int(row_page.min()), int(row_page.max()) + 1
         place = row_page - low
         gather = None
@@ -99,7 +102,10 @@ class PageRows:
             last_place = torch.from_numpy(last_row * extent + offsets)
             steps_left = extent - 1 - int(offsets.max())
         owners, places = torch.from_numpy(owner), torch.from_numpy(rows_of)
-        return cls(owners, ordered, bias, places, most, extent, absent, low, gather, last_place, steps_left)
+        straight = len(owner) == batch * most and bool((rows_of == np.arange(batch * most)).all())
+        return cls(
+            new, owners, ordered, bias, places, most, extent, straight, absent, low, gather, last_place, steps_left
+        )
 
     def advance(self) -> None:
         """Move on by one token per request, in place, while all stay within their pages."""
@@ -107,10 +113,11 @@ class PageRows:
         self.steps_left -= 1
         self.bias.view(-1)[self.last_place.add_(1)] = 0.0
 
-    def attend(self, q: Tensor, k_pool: Tensor, v_pool: Tensor) -> Tensor:
-        """q [batch, new, heads, d], pools [pages, kv_heads, page_size, d] -> [batch, new, heads, d]."""
-        batch, new, heads, d = q.shape
-        kv_heads = k_pool.shape[1]
+    def attend(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, layer: int = 0) -> Tensor:
+        """q [batch * new, heads, d], pools [pages, kv_heads, page_size, d] of a layer -> [batch * new, heads * d]."""
+        rows, heads, d = q.shape
+        new, kv_heads = self.new, k_pool.shape[1]
+        batch = rows // new
         group = heads // kv_heads
         # All queries of one kv head lie together: [batch, kv_heads, group * new, d].
         if new == 1:
@@ -118,8 +125,10 @@ class PageRows:
         else:
             q = q.view(batch, new, kv_heads, group, d).permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * new, d)
         if self.gather is None:
-            where = slice(self.first, self.first + len(self.owner))
-            k, v = k_pool[where, :, : self.extent], v_pool[where, :, : self.extent]
+            if layer not in self.parts:
+                where = slice(self.first, self.first + len(self.owner))
+                self.parts[layer] = k_pool[where, :, : self.extent], v_pool[where, :, : self.extent]
+            k, v = self.parts[layer]
         else:
             k, v = (pool[:, :, : self.extent].index_select(0, self.gather) for pool in (k_pool, v_pool))
         if not self.ordered:
@@ -131,9 +140,11 @@ class PageRows:
         else:
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=self.bias)
             shape = (batch, self.most, kv_heads, group * new)
-            lse = lse.index_select(0, self.rows_of).view(shape) + self.absent
-            out = out.index_select(0, self.rows_of).view(*shape, d)
-            out = (out * lse.softmax(1).to(out.dtype)[..., None]).sum(1)
+            if not self.straight:
+                lse = lse.index_select(0, self.rows_of) + self.absent
+                out = out.index_select(0, self.rows_of)
+            share = lse.view(shape).softmax(1).to(out.dtype)
+            out = (out.view(*shape, d) * share[..., None]).sum(1)
         if new == 1:
-            return out.view(batch, 1, heads, d)
-        return out.view(batch, kv_heads, group, new, d).permute(0, 3, 1, 2, 4).reshape(batch, new, heads, d)
+            return out.view(batch, heads * d)
+        return out.view(batch, kv_heads, group, new, d).permute(0, 3, 1, 2, 4).reshape(rows, heads * d)

@@ -31,9 +31,9 @@ class PackedAttention:
             longest, starts = self.longest, self.starts
             mixed = varlen_attn(q, k, v, starts, starts, longest, longest, window_size=(-1, 0))
             assert isinstance(mixed, torch.Tensor)  # a pair only where the log-sum-exp is asked for
-            return mixed
+            return mixed.flatten(1)
         # Flash attention on CUDA has no float32; a CPU has no variable-length kernel. One sequence at a time.
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, heads, N, d]
         parts = [x.split(self.lengths, 2) for x in (q, k, v)]
         out = [F.scaled_dot_product_attention(a, b, c, is_causal=True) for a, b, c in zip(*parts, strict=True)]
-        return torch.cat(out, 2)[0].transpose(0, 1)
+        return torch.cat(out, 2)[0].transpose(0, 1).flatten(1)

@@ -22,7 +22,7 @@ from paceline.model.rope import rotate, rotation_constants, rotations
 
 class Attention(Protocol):
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [N, heads, d], k and v [N, kv_heads, d] of this layer -> [N, heads, d]."""
+        """q [N, heads, d], k and v [N, kv_heads, d] of this layer -> [N, heads * d]."""
         ...
 
 
@@ -34,8 +34,10 @@ class Layer(nn.Module):
     """One decoder layer: a dozen tensors and a formula.
 
     Small models spend their time between the operations, not in them, so the tensors are this module's own (reached
-    through one dictionary, not through submodules) and residuals are added within the product.
+    through one dictionary, not through submodules), transposed views are kept, and residuals are added within products.
     """
+
+    qkv: Tensor
 
     def __init__(self, config: DecoderConfig, index: int):
         super().__init__()
@@ -59,20 +61,31 @@ class Layer(nn.Module):
         }
         for name, shape in shapes.items():
             self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape)))
+        self._views: tuple[int, dict[str, Tensor | None]] = (0, {})
+
+    def _weights(self) -> dict[str, Any]:
+        """The parameters, matrices transposed as products take them. Outside of training the views are kept for as
+        long as the weights stay where they are; an optimizer that works in place changes what they show."""
+        if torch.is_grad_enabled():
+            return {name: p.t() if p is not None and p.dim() == 2 else p for name, p in self._parameters.items()}
+        where = self.qkv.data_ptr()
+        if self._views[0] != where:
+            kept = {name: None if p is None else p.detach() for name, p in self._parameters.items()}
+            self._views = where, {k: v.t() if v is not None and v.dim() == 2 else v for k, v in kept.items()}
+        return self._views[1]
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
         """x [N, hidden] -> [N, hidden]"""
-        w: Any = self._parameters
+        w = self._weights()
         n, rotated = x.shape[0], sum(self.qk_heads)
-        qkv = F.linear(rms_norm(x, w["input_norm"], self.eps), w["qkv"], w["qkv_bias"]).view(n, -1, self.head_dim)
+        qkv = _product(rms_norm(x, w["input_norm"], self.eps), w["qkv"], w["qkv_bias"]).view(n, -1, self.head_dim)
         qk, v = qkv.split((rotated, qkv.shape[1] - rotated), 1)
         if w["q_norm"] is not None:
             q, k = qk.split(self.qk_heads, 1)
             qk = torch.cat((rms_norm(q, w["q_norm"], self.eps), rms_norm(k, w["k_norm"], self.eps)), 1)
         q, k = rotate(qk, cos, sin).split(self.qk_heads, 1)
-        mixed = attention(self.index, q, k, v)
-        x = _add_product(x, mixed.reshape(n, -1), w["o"], w["o_bias"])
-        gate, up = F.linear(rms_norm(x, w["post_norm"], self.eps), w["gate_up"], w["gate_up_bias"]).chunk(2, -1)
+        x = _add_product(x, attention(self.index, q, k, v), w["o"], w["o_bias"])
+        gate, up = _product(rms_norm(x, w["post_norm"], self.eps), w["gate_up"], w["gate_up_bias"]).chunk(2, -1)
         return _add_product(x, F.silu(gate) * up, w["down"], w["down_bias"])
 
 
@@ -92,8 +105,12 @@ def _scalar(value: float, dtype: torch.dtype) -> Tensor:
     return torch.tensor(value, dtype=dtype)
 
 
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+
+
 def _add_product(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.addmm(residual if bias is None else residual + bias, x, weight.t())
+    return torch.addmm(residual if bias is None else residual + bias, x, weight)
 
 
 class Decoder(nn.Module):
@@ -149,7 +166,7 @@ class Decoder(nn.Module):
         for layer in self.layers:
             if layer.index in tap_layers:
                 features.append(x)
-            x = run(layer, x, cos, sin, attention) if run else layer(x, cos, sin, attention)
+            x = run(layer, x, cos, sin, attention) if run else layer.forward(x, cos, sin, attention)
         return rms_norm(x, self.norm, self.config.norm_eps), torch.cat(features, -1) if taps else None
 
     def logits(self, hidden: Tensor) -> Tensor:

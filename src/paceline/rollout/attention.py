@@ -48,11 +48,9 @@ class DecodeAttention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.pool.write(layer, self.slots, k, v)
         k_pool, v_pool = self.pool.k_layers[layer], self.pool.v_layers[layer]
-        q = q.reshape(-1, self.new, *q.shape[1:])
         if self.rows is not None:
-            out = self.rows.attend(q, k_pool, v_pool)
-        else:
-            from paceline.kernels.paged_attention_triton import paged_attention
+            return self.rows.attend(q, k_pool, v_pool, layer)
+        from paceline.kernels.paged_attention_triton import paged_attention
 
-            out = paged_attention(q, k_pool, v_pool, self.table, self.context, self.tree)
-        return out.flatten(0, 1)
+        q = q.reshape(-1, self.new, *q.shape[1:])
+        return paged_attention(q, k_pool, v_pool, self.table, self.context, self.tree).flatten(2).flatten(0, 1)

@@ -27,7 +27,8 @@ class EngineSettings:
     """Most requests that decode at the same time."""
     max_length: int | None = None
     """Longest prompt and answer together; the model's context if not given."""
-    page_size: int = 64
+    page_size: int | None = None
+    """Tokens per KV page; by default what suits the device."""
     pages: int | None = None
     """Pages in the pool; by default as many as the full batch can use, within `kv_bytes`."""
     kv_bytes: int | None = None
@@ -56,9 +57,10 @@ class Engine:
         self.model, self.settings, self.stats = model, s, EngineStats()
         self.max_length = min(s.max_length or model.config.max_positions, model.config.max_positions)
         self._decode_text = decode
-        most_pages = -(-self.max_length // s.page_size)
-        pages = s.pages or _pool_pages(model, s, most_pages)
-        self.pool = PagePool(model.config, pages, s.page_size, model.dtype, model.device)
+        page_size = s.page_size or _page_size(model.device, s.max_batch)
+        most_pages = -(-self.max_length // page_size)
+        pages = s.pages or _pool_pages(model, s, page_size, most_pages)
+        self.pool = PagePool(model.config, pages, page_size, model.dtype, model.device)
         self.rows = Rows(s.max_batch, most_pages, model.device)
         self.scheduler = Scheduler(self.pool, self.rows, s.max_batch, s.prefill_tokens)
         self.runner = Runner(model, self.pool, self.rows, s.cuda_graphs)
@@ -186,9 +188,17 @@ class Engine:
         self._ids.clear()
 
 
-def _pool_pages(model: Decoder, settings: EngineSettings, most_pages: int) -> int:
+def _page_size(device: torch.device, max_batch: int) -> int:
+    """A GPU wastes less with small pages. A CPU looks at whole pages, as far into them as the longest request needs:
+    one large page is best for a single request, but in a batch short ones would pay for long ones."""
+    if device.type == "cuda":
+        return 64
+    return 256 if max_batch > 2 else 1024
+
+
+def _pool_pages(model: Decoder, settings: EngineSettings, page_size: int, most_pages: int) -> int:
     """Enough pages for a full batch of longest requests, within what the machine can spare."""
-    size = page_bytes(model.config, settings.page_size, model.dtype)
+    size = page_bytes(model.config, page_size, model.dtype)
     wanted = settings.max_batch * (most_pages + 1) + 1
     if settings.kv_bytes is not None:
         room = settings.kv_bytes

@@ -40,7 +40,7 @@ def race(logits: Tensor, rows: SamplingRows, noise: Tensor, filters: bool) -> tu
     scaled = logits.to(wide) / torch.where(greedy, 1.0, rows.temperature).to(wide)[:, None]
     scores = keep(scaled, rows) if filters else scaled
     tokens = torch.where(greedy[:, None], scores, scores + noise).argmax(-1)
-    logprobs = scaled.gather(-1, tokens[:, None])[:, 0] - scaled.logsumexp(-1)
+    logprobs = scaled.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
     return tokens, logprobs
 
 
