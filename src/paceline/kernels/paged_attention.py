@@ -1,8 +1,9 @@
 """Attention of a few new tokens per request over keys and values that live in pages.
 
-Request b has `context[b]` tokens in the cache and T new ones, whose keys and values have just been written behind
-them. New token t sees the whole context and those new tokens whose bit is set in `tree[b, t]`; for a chain that is
-itself and the ones before it. Everything is ready for graphs: no shape depends on a value on the device.
+Request b has `context[b]` tokens in the cache, and behind them up to `span` <= 64 places for new ones, in any order.
+New token t sees the whole context (from `start[b]` on, where a window is given) and those places behind it whose bit is
+set in `tree[b, t]`; for a chain that is itself and the ones before it. Its own key and value have just been written.
+Everything is ready for graphs: no shape depends on a value on the device.
 
 `PageRows` is the plain PyTorch form, built for CPUs: it looks at pages where they lie instead of gathering them, and
 joins the partial results of a request's pages by their log-sum-exp, as the split kernel does on a GPU.
@@ -55,12 +56,21 @@ class PageRows:
 
     @classmethod
     def build(
-        cls, table: Tensor, context: Tensor, tree: Tensor, page_size: int, group: int, dtype: torch.dtype
+        cls,
+        table: Tensor,
+        context: Tensor,
+        tree: Tensor,
+        page_size: int,
+        group: int,
+        dtype: torch.dtype,
+        span: int | None = None,
+        start: Tensor | None = None,
     ) -> PageRows:
         """Worked out in NumPy, whose small operations cost half of torch's; this happens in every step."""
         batch, new = tree.shape
+        span = span or new
         lengths = context.numpy()
-        longest = int(lengths.max()) + new
+        longest = min(int(lengths.max()) + span, table.shape[1] * page_size)
         most = -(-longest // page_size)
         extent = min(page_size, -(-(longest + AHEAD) // AHEAD) * AHEAD)
         absent = None
@@ -68,7 +78,7 @@ class PageRows:
             owner = np.arange(batch)
             ordinal, row_page, rows_of = np.zeros_like(owner), table[:, 0].numpy(), owner
         else:
-            counts = (lengths + (new + page_size - 1)) // page_size
+            counts = np.minimum((lengths + (span + page_size - 1)) // page_size, most)
             present = np.arange(most) < counts[:, None]
             owner, ordinal = present.nonzero()
             row_page = table[:, :most].numpy()[owner, ordinal]
@@ -86,17 +96,20 @@ class PageRows:
             gather = torch.from_numpy(row_page.astype(np.int64))
         # The age of a place is below 0 in the context, and else tells which new token it holds.
         age = (ordinal * page_size - lengths[owner])[:, None] + np.arange(extent)
-        if new == 1:
+        if span == 1:
             visible = (age <= 0)[:, None, None]
         else:
             bit = (tree.numpy()[owner][:, :, None] >> age.clip(0, 63)[:, None]) & 1
-            seen = (age < 0)[:, None] | ((age < new)[:, None] & (bit == 1))  # [rows, new, extent]
+            seen = (age < 0)[:, None] | ((age < span)[:, None] & (bit == 1))  # [rows, new, extent]
             visible = np.broadcast_to(seen[:, None], (len(owner), group, new, extent))
             visible = visible.reshape(len(owner), 1, group * new, extent)
+        if start is not None:
+            recent = age >= (start.numpy() - lengths)[owner][:, None]
+            visible = visible & recent[:, None, None]
         bias = torch.from_numpy(np.where(visible, np.float32(0), np.float32(MASKED))).to(dtype)
         ordered = most == 1 and len(owner) == batch and bool((owner == np.arange(batch)).all())
         last_place, steps_left = None, 0
-        if new == 1:
+        if span == 1:
             offsets = lengths % page_size
             last_row = rows_of.reshape(batch, most)[np.arange(batch), lengths // page_size]
             last_place = torch.from_numpy(last_row * extent + offsets)

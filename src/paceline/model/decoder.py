@@ -39,7 +39,8 @@ class Layer(nn.Module):
 
     qkv: Tensor
 
-    def __init__(self, config: DecoderConfig, index: int):
+    def __init__(self, config: DecoderConfig, index: int, beside: int = 0):
+        """`beside` is the width of what attention reads beside the residual stream: a drafter's embeddings."""
         super().__init__()
         c = config
         self.index, self.qk_heads, self.head_dim = index, (c.heads, c.kv_heads), c.head_dim
@@ -47,7 +48,7 @@ class Layer(nn.Module):
         mixed = c.heads * c.head_dim
         shapes = {
             "input_norm": (c.hidden_size,),
-            "qkv": (c.qkv_size, c.hidden_size),
+            "qkv": (c.qkv_size, beside + c.hidden_size),
             "qkv_bias": (c.qkv_size,) if c.qkv_bias else None,
             "q_norm": (c.head_dim,) if c.qk_norm else None,
             "k_norm": (c.head_dim,) if c.qk_norm else None,
@@ -74,11 +75,16 @@ class Layer(nn.Module):
             self._views = where, {k: v.t() if v is not None and v.dim() == 2 else v for k, v in kept.items()}
         return self._views[1]
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention, beside: Tensor | None = None
+    ) -> Tensor:
         """x [N, hidden] -> [N, hidden]"""
         w = self._weights()
         n, rotated = x.shape[0], sum(self.qk_heads)
-        qkv = _product(rms_norm(x, w["input_norm"], self.eps), w["qkv"], w["qkv_bias"]).view(n, -1, self.head_dim)
+        normed = rms_norm(x, w["input_norm"], self.eps)
+        if beside is not None:
+            normed = torch.cat((beside, normed), -1)
+        qkv = _product(normed, w["qkv"], w["qkv_bias"]).view(n, -1, self.head_dim)
         qk, v = qkv.split((rotated, qkv.shape[1] - rotated), 1)
         if w["q_norm"] is not None:
             q, k = qk.split(self.qk_heads, 1)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
+from paceline.draft.drafter import Drafter
+from paceline.draft.neural import NeuralDrafter
+from paceline.draft.strategy import Strategy, default_strategies
+from paceline.draft.tuner import Tuner
 from paceline.errors import UserError
 from paceline.model.decoder import Decoder
+from paceline.rollout.drafting import NeuralDrafting
+from paceline.rollout.features import FeatureRing
+from paceline.rollout.graphs import GraphPool
 from paceline.rollout.pages import PagePool, page_bytes
-from paceline.rollout.request import Completion, Request
+from paceline.rollout.request import Completion, Request, Sequence
 from paceline.rollout.rows import Rows
-from paceline.rollout.runner import Drawn, Runner
-from paceline.rollout.scheduler import Admission, Scheduler, Sequence
+from paceline.rollout.runner import Drawn, Filled, Runner
+from paceline.rollout.scheduler import Admission, Scheduler
 from paceline.rollout.stops import Decode, finish_reason
 
 CPU_KV_BYTES = 2 * 10**9
@@ -34,6 +43,21 @@ class EngineSettings:
     kv_bytes: int | None = None
     prefill_tokens: int = 8192
     cuda_graphs: bool = True
+    graph_bytes: int | None = None
+    """Most memory for captured graphs; beyond it, what is new runs without."""
+    explore: float = 0.02
+    """Share of the time that may go to strategies that are not the best known."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One step of the engine, for those who look at how a rollout went."""
+
+    at: float  # seconds since the engine was made
+    seconds: float
+    batch: int
+    strategy: str  # "prefill" where requests were admitted
+    tokens: int
 
 
 @dataclass
@@ -48,23 +72,71 @@ class EngineStats:
     paused: int = 0
     peak_batch: int = 0
     peak_pages: int = field(default=0)
+    drafted_texts: int = 0
+    """Texts that were guessed for, summed over rounds."""
+    drafted_tokens: int = 0
+    """Tokens that those rounds wrote: guesses that held, and one per text that the policy wrote itself."""
+    rounds: dict[str, int] = field(default_factory=dict)
+    """How often each strategy ran."""
+
+    @property
+    def accept_length(self) -> float:
+        return self.drafted_tokens / self.drafted_texts if self.drafted_texts else 1.0
 
 
 class Engine:
-    def __init__(self, model: Decoder, settings: EngineSettings | None = None, decode: Decode | None = None):
-        """`decode` turns tokens into text; only stop texts need it."""
+    def __init__(
+        self,
+        model: Decoder,
+        settings: EngineSettings | None = None,
+        decode: Decode | None = None,
+        drafters: Many[Drafter | NeuralDrafter] = (),
+        strategies: Many[Strategy] | None = None,
+    ):
+        """`decode` turns tokens into text; only stop texts need it. With `drafters` the engine guesses ahead where
+        that pays, by the `strategies` given or a default set; what is written stays the same."""
         s = settings or EngineSettings()
         self.model, self.settings, self.stats = model, s, EngineStats()
         self.max_length = min(s.max_length or model.config.max_positions, model.config.max_positions)
         self._decode_text = decode
+        neural = next((d for d in drafters if isinstance(d, NeuralDrafter)), None)
+        self.drafters = {d.name: d for d in drafters if isinstance(d, Drafter)}
+        names = [*self.drafters, *(["neural"] if neural else [])]
+        self.strategies = list(default_strategies(names) if strategies is None else strategies)
+        self._check_strategies(names)
+        self.tuner = Tuner(self.strategies, s.max_batch, s.explore)
+        self.choose: Callable[[int], Strategy] = self.tuner.choose
+        """Picks the strategy of a round from the number of running requests."""
+
         page_size = s.page_size or _page_size(model.device, s.max_batch)
         most_pages = -(-self.max_length // page_size)
-        pages = s.pages or _pool_pages(model, s, page_size, most_pages)
-        self.pool = PagePool(model.config, pages, page_size, model.dtype, model.device)
+        more = 1 if neural else 0
+        pages = s.pages or _pool_pages(model, s, page_size, most_pages, more)
+        self.pool = PagePool(model.config, pages, page_size, model.dtype, model.device, more)
         self.rows = Rows(s.max_batch, most_pages, model.device)
         self.scheduler = Scheduler(self.pool, self.rows, s.max_batch, s.prefill_tokens)
-        self.runner = Runner(model, self.pool, self.rows, s.cuda_graphs)
+        self.graphs = GraphPool(s.graph_bytes) if s.cuda_graphs and model.device.type == "cuda" else None
+        self.runner = self._make_runner(neural)
         self._ids: set[int] = set()
+        self._started = time.perf_counter()
+        self.record: Callable[[Round], None] | None = None
+        """Called with every round, if set."""
+
+    def _check_strategies(self, drafters: list[str]) -> None:
+        for strategy in self.strategies:
+            if not strategy.plain and strategy.drafter not in drafters:
+                have = ", ".join(drafters) or "none"
+                raise UserError(f"strategy {strategy} needs the drafter '{strategy.drafter}'; there is: {have}")
+
+    def _make_runner(self, neural: NeuralDrafter | None) -> Runner:
+        model = self.model
+        if neural is None:
+            return Runner(model, self.pool, self.rows, self.graphs)
+        width = len(model.config.tap_layers) * model.config.hidden_size
+        ring = FeatureRing(self.settings.max_batch, neural.shape.window, width, model.dtype, model.device)
+        deepest = max((s.depth for s in self.strategies), default=1)
+        drafting = NeuralDrafting(neural, self.pool, self.rows, ring, deepest)
+        return Runner(model, self.pool, self.rows, self.graphs, ring, drafting)
 
     def submit(self, requests: Iterable[Request]) -> None:
         for request in requests:
@@ -102,7 +174,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """Schedule, run, advance: one token for every running request, or the first for newly admitted ones."""
+        """Schedule, run, advance: a round for every running request, or the first token of newly admitted ones."""
         if not self.unfinished:
             return []
         started = time.perf_counter()
@@ -110,73 +182,119 @@ class Engine:
         if admission.sequences:
             first = len(self.scheduler.running) - len(admission.sequences)
             drawn = self._prefill(admission, first)
-            self.stats.prefill_s += time.perf_counter() - started
+            done = self._advance(first, drawn, fed=False)
+            seconds = time.perf_counter() - started
+            self.stats.prefill_s += seconds
+            self._note(started, seconds, len(drawn.tokens), "prefill", len(drawn.tokens))
+            return done
+        batch = len(self.scheduler.running)
+        strategy = self.choose(batch)
+        captured = self.graphs.captured if self.graphs else 0
+        drawn = self._plain() if strategy.plain else self._speculate(strategy)
+        batch = len(drawn.held)  # reserving pages may have paused some
+        done = self._advance(0, drawn, fed=True)
+        seconds = time.perf_counter() - started
+        accepted = None if strategy.plain else [c - 1 for c in drawn.held]
+        warm = not self.graphs or self.graphs.captured == captured
+        self.tuner.observe(batch, strategy, seconds, accepted, warm)
+        self._count(strategy, seconds, drawn)
+        self._note(started, seconds, batch, str(strategy), sum(drawn.held))
+        return done
+
+    def _plain(self) -> Drawn:
+        self.scheduler.reserve()
+        running = self.scheduler.running
+        return self.runner.decode(len(running), self._filters(running), batch=self.scheduler.changes)
+
+    def _speculate(self, strategy: Strategy) -> Drawn:
+        """Guess, check, keep what plain decoding would have written."""
+        self.scheduler.reserve(strategy.places)
+        running = self.scheduler.running
+        if strategy.drafter in self.drafters:
+            self.runner.hand_in(self.drafters[strategy.drafter].propose(running, strategy))
         else:
-            first = 0
-            self.scheduler.reserve()
-            running = self.scheduler.running
-            filters = any(s.request.sampling.filters for s in running)
-            drawn = self.runner.decode(len(running), filters, batch=self.scheduler.changes)
-            self.stats.decode_s += time.perf_counter() - started
-            self.stats.decode_steps += 1
-        self._count(admission)
-        return self._advance(first, drawn, fed=not admission.sequences)
+            self.runner.propose(len(running), strategy)
+        return self.runner.verify(len(running), self._filters(running), strategy)
+
+    @staticmethod
+    def _filters(sequences: list[Sequence]) -> bool:
+        return any(s.request.sampling.filters for s in sequences)
 
     def _prefill(self, admission: Admission, first: int) -> Drawn:
-        """Fill pages, hand each new sequence the last hidden state of its prompt, and draw its first token."""
-        own: dict[int, torch.Tensor] = {}
+        """Fill pages, hand each new sequence what its prompt has left, and draw its first token."""
+        own: dict[int, Filled] = {}
         if admission.fills:
-            hidden = self.runner.fill(admission.fills)
-            for fill, row in zip(admission.fills, hidden, strict=True):
+            for fill, filled in zip(admission.fills, self.runner.fill(admission.fills), strict=True):
                 if isinstance(fill.owner, Sequence):
-                    own[id(fill.owner)] = row
+                    own[id(fill.owner)] = filled
                 else:
-                    fill.owner.hidden = row
+                    fill.owner.filled = filled
         for page, (tokens, targets) in admission.copies.items():
             self.pool.copy(page, targets, tokens)
-        rows = []
-        for i, seq in enumerate(admission.sequences):
-            row = admission.prefixes[i].hidden if i in admission.prefixes else own[id(seq)]
-            assert row is not None
-            rows.append(row)
+        pairs = enumerate(admission.sequences)
+        left = [admission.prefixes[i].filled if i in admission.prefixes else own[id(seq)] for i, seq in pairs]
         self.scheduler.settle()
-        filters = any(s.request.sampling.filters for s in admission.sequences)
-        return self.runner.draw(torch.stack(rows), first, filters)
+        for drafter in self.drafters.values():
+            for seq in admission.sequences:
+                drafter.begin(seq)
+        self.stats.prefill_tokens += sum(len(f.tokens) for f in admission.fills)
+        self.stats.decoded_tokens += len(admission.sequences)
+        return self.runner.draw(left, first, self._filters(admission.sequences))
 
     def _advance(self, first: int, drawn: Drawn, fed: bool) -> list[Completion]:
         """Append the drawn tokens to the rows from `first` on and take out those that are finished.
 
-        A row's context is the number of tokens in the cache. A decode pass has fed the last token, so it grew by one;
-        a prefill has just filled exactly the tokens that were there."""
-        tokens, logprobs = drawn
+        A row's context is the number of tokens in the cache. A decode pass has fed the last token and the guesses that
+        held; a prefill has just filled exactly the tokens that were there."""
         running, rows = self.scheduler.running, self.rows
-        last = first + len(tokens)
-        rows.token[first:last] = tokens
+        last = first + len(drawn.held)
+        rows.token[first:last] = [tokens[n - 1] for tokens, n in zip(drawn.tokens, drawn.held, strict=True)]
         if fed:
-            rows.context[first:last] += 1
+            rows.context[first:last] += drawn.held
+        rows.min_left[first:last] = np.maximum(rows.min_left[first:last] - drawn.held, 0)
         done: list[Completion] = []
         for row in range(last - 1, first - 1, -1):  # backwards, because removing a row moves the last one into it
             seq = running[row]
-            seq.tokens.append(tokens[row - first])
-            seq.logprobs.append(logprobs[row - first])
-            reason = finish_reason(seq, self.max_length, self._decode_text)
-            if reason:
-                self.scheduler.remove(row)
-                self._ids.discard(seq.request.id)
-                done.append(seq.complete(reason))
-            elif seq.request.sampling.min_tokens:
-                rows.put_banned(row, seq)
+            i = row - first
+            for token, logprob in zip(drawn.tokens[i][: drawn.held[i]], drawn.logprobs[i], strict=False):
+                seq.tokens.append(token)
+                seq.logprobs.append(logprob)
+                reason = finish_reason(seq, self.max_length, self._decode_text)
+                if reason:  # what was guessed beyond the end is dropped with the row
+                    self._finish(row, seq)
+                    done.append(seq.complete(reason))
+                    break
         if done and self.pool.k.device.type == "cpu":
             self.scheduler.compact()
         return done[::-1]
 
-    def _count(self, admission: Admission) -> None:
-        stats = self.stats
-        stats.prefill_tokens += sum(len(f.tokens) for f in admission.fills)
-        stats.decoded_tokens += len(admission.sequences) or len(self.scheduler.running)
+    def _finish(self, row: int, seq: Sequence) -> None:
+        self.scheduler.remove(row)
+        self._ids.discard(seq.request.id)
+        for drafter in self.drafters.values():
+            drafter.finish(seq)
+
+    def _count(self, strategy: Strategy, seconds: float, drawn: Drawn) -> None:
+        stats, texts, tokens = self.stats, len(drawn.held), sum(drawn.held)
+        stats.decode_s += seconds
+        stats.decode_steps += 1
+        stats.decoded_tokens += tokens
+        stats.rounds[str(strategy)] = stats.rounds.get(str(strategy), 0) + 1
+        if not strategy.plain:
+            stats.drafted_texts += texts
+            stats.drafted_tokens += tokens
         stats.paused = self.scheduler.paused
-        stats.peak_batch = max(stats.peak_batch, len(self.scheduler.running))
+        stats.peak_batch = max(stats.peak_batch, texts)
         stats.peak_pages = max(stats.peak_pages, self.pool.usable - self.pool.free)
+
+    def _note(self, started: float, seconds: float, batch: int, strategy: str, tokens: int) -> None:
+        if self.record:
+            self.record(Round(started - self._started, seconds, batch, strategy, tokens))
+
+    def refresh(self) -> None:
+        """The policy has learned: bring along what drafters copy from it."""
+        if self.runner.neural:
+            self.runner.neural.drafter.refresh()
 
     def pause(self) -> None:
         """Send all running requests back to the queue; they go on identically with the next step."""
@@ -184,6 +302,10 @@ class Engine:
 
     def clear(self) -> None:
         """Drop every request."""
+        for seq in self.scheduler.running + list(self.scheduler.waiting):
+            if not seq.fresh:
+                for drafter in self.drafters.values():
+                    drafter.finish(seq)
         self.scheduler.clear()
         self._ids.clear()
 
@@ -196,9 +318,9 @@ def _page_size(device: torch.device, max_batch: int) -> int:
     return 256 if max_batch > 2 else 1024
 
 
-def _pool_pages(model: Decoder, settings: EngineSettings, page_size: int, most_pages: int) -> int:
+def _pool_pages(model: Decoder, settings: EngineSettings, page_size: int, most_pages: int, more_layers: int) -> int:
     """Enough pages for a full batch of longest requests, within what the machine can spare."""
-    size = page_bytes(model.config, page_size, model.dtype)
+    size = page_bytes(model.config, page_size, model.dtype, more_layers)
     wanted = settings.max_batch * (most_pages + 1) + 1
     if settings.kv_bytes is not None:
         room = settings.kv_bytes

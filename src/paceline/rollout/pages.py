@@ -13,11 +13,20 @@ from paceline.model.config import DecoderConfig
 class PagePool:
     """All pages of an engine. Page 0 is scratch: rows that pad a graph write there, and nobody reads it."""
 
-    def __init__(self, config: DecoderConfig, pages: int, page_size: int, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self,
+        config: DecoderConfig,
+        pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        more_layers: int = 0,
+    ):
+        """`more_layers` are for a drafter, whose keys and values lie behind the policy's."""
         assert pages >= 2, "a pool needs the scratch page and one more"
         self.page_size = page_size
         self.pages = pages
-        shape = (config.layers, pages, config.kv_heads, page_size, config.head_dim)
+        shape = (config.layers + more_layers, pages, config.kv_heads, page_size, config.head_dim)
         # Zeros, because masked places still enter a sum on the CPU path, where anything but a number would spoil it.
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
@@ -65,6 +74,12 @@ class PagePool:
         for pool in (self.k, self.v):
             pool[:, targets, :, :tokens] = pool[:, source, None, :, :tokens]
 
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Bring what lies in the slots `source` into the slots `target`, in all layers at once."""
+        for pool in (self.k, self.v):
+            rows = pool.view(pool.shape[0], -1, pool.shape[-1])
+            rows.index_copy_(1, target, rows.index_select(1, source))
+
     def compact(self) -> dict[int, int] | None:
         """Move used pages together at the low end, if they lie so thinly that a CPU would read mostly holes.
         Returns where each moved page went; whoever holds a page has to follow."""
@@ -94,5 +109,5 @@ class PagePool:
         self._v_rows[layer].index_copy_(0, slots, v.reshape(-1, d))
 
 
-def page_bytes(config: DecoderConfig, page_size: int, dtype: torch.dtype) -> int:
-    return 2 * config.layers * config.kv_heads * config.head_dim * page_size * dtype.itemsize
+def page_bytes(config: DecoderConfig, page_size: int, dtype: torch.dtype, more_layers: int = 0) -> int:
+    return 2 * (config.layers + more_layers) * config.kv_heads * config.head_dim * page_size * dtype.itemsize

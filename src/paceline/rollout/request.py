@@ -76,6 +76,8 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     admitted: int = -1
     """Order of admission; the latest is paused first when pages run out."""
+    slot: int = -1
+    """Where a running request keeps its features."""
 
     @classmethod
     def of(cls, request: Request) -> Sequence:

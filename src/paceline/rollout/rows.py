@@ -1,9 +1,9 @@
 """The running batch as the device sees it: one row of numbers per request.
 
-A row holds the last token, the length of the context, the sampling parameters and the page table. All rows lie in one
-int32 tensor, so that a step uploads the batch in a single copy; on a CPU the tensor is used where it is. Rows behind
-the last request are neutral: they point at the scratch page and may be computed without harm, which is how a graph
-for 32 requests serves 29.
+A row holds the last token, the length of the context, the sampling parameters, what a drafter has to know, and the
+page table. All rows lie in one int32 tensor, so that a step uploads the batch in a single copy; on a CPU the tensor is
+used where it is. Rows behind the last request are neutral: they point at the scratch page and may be computed without
+harm, which is how a graph for 32 requests serves 29.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch import Tensor
 from paceline.rollout.request import MAX_BANNED, Sequence
 from paceline.rollout.sampling import SamplingRows
 
-TOKEN, CONTEXT, KEY, TEMPERATURE, TOP_K, TOP_P, MIN_P, BANNED = 0, 1, 2, 4, 5, 6, 7, 8
+TOKEN, CONTEXT, KEY, TEMPERATURE, TOP_K, TOP_P, MIN_P, MIN_LEFT = 0, 1, 2, 4, 5, 6, 7, 8
+SLOT, DRAFTED, START, BANNED = 9, 10, 11, 12
 TABLE = BANNED + MAX_BANNED
 
 
@@ -26,6 +27,9 @@ class RowsView(NamedTuple):
     tokens: Tensor  # int32 [B] last token of each request
     context: Tensor  # int32 [B] tokens in the cache
     table: Tensor  # int32 [B, most] pages
+    slot: Tensor  # int32 [B] where each request keeps its features
+    drafted: Tensor  # int32 [B] entries in the drafter's cache
+    start: Tensor  # int32 [B] first of them that can be seen
     sampling: SamplingRows
 
 
@@ -37,6 +41,8 @@ class Rows:
         self.device = torch.zeros_like(self.host, device=device) if on_gpu else self.host
         ints = self.host.numpy()
         self.token, self.context, self.table = ints[:, TOKEN], ints[:, CONTEXT], ints[:, TABLE:]
+        self.min_left, self.slot = ints[:, MIN_LEFT], ints[:, SLOT]
+        self.drafted, self.start = ints[:, DRAFTED], ints[:, START]
         self._ints, self._floats = ints, ints.view(np.float32)
         self._keys = ints[:, KEY : KEY + 2].view(np.int64)[:, 0]
         self._ints[:, BANNED:TABLE] = -1
@@ -48,19 +54,14 @@ class Rows:
         self._keys[row] = seq.key
         self._ints[row, TOP_K] = s.top_k
         self._floats[row, [TEMPERATURE, TOP_P, MIN_P]] = s.temperature, s.top_p, s.min_p
+        self.min_left[row] = max(0, s.min_tokens - seq.generated)
+        self.slot[row], self.drafted[row], self.start[row] = seq.slot, len(seq.tokens), 0
+        banned = list(s.stop_token_ids) if s.min_tokens and s.stop_token_ids else [-1]
+        self._ints[row, BANNED:TABLE] = banned + banned[:1] * (MAX_BANNED - len(banned))
         self.put_pages(row, seq)
-        self.put_banned(row, seq)
 
     def put_pages(self, row: int, seq: Sequence) -> None:
         self.table[row, : len(seq.pages)] = seq.pages
-
-    def put_banned(self, row: int, seq: Sequence) -> None:
-        """Stop tokens are out of the race while the answer is too short."""
-        stops = seq.request.sampling.stop_token_ids
-        banned = [-1]
-        if stops and seq.generated < seq.request.sampling.min_tokens:
-            banned = list(stops)
-        self._ints[row, BANNED:TABLE] = banned + banned[:1] * (MAX_BANNED - len(banned))
 
     def drop(self, row: int, last: int) -> None:
         """Forget a row; the last one takes its place."""
@@ -83,6 +84,8 @@ class Rows:
             top_k=part[:, TOP_K],
             top_p=floats[:, TOP_P],
             min_p=floats[:, MIN_P],
+            min_left=part[:, MIN_LEFT],
             banned=part[:, BANNED:TABLE],
         )
-        return RowsView(part[:, TOKEN], part[:, CONTEXT], part[:, TABLE:], sampling)
+        slot, drafted, start = part[:, SLOT], part[:, DRAFTED], part[:, START]
+        return RowsView(part[:, TOKEN], part[:, CONTEXT], part[:, TABLE:], slot, drafted, start, sampling)

@@ -1,65 +1,100 @@
-"""Runs the model for the engine: prompts into pages, one token for every running request, and the race.
+"""Runs the model for the engine: prompts into pages, one token for every running request or a tree of guesses, and the
+race.
 
-On CUDA a decode step is one graph replay: upload the rows, replay, read tokens and log-probabilities back in a single
-copy. Graphs are captured on first use for a ladder of batch sizes; the optimizer updates weights in place, so they
-stay valid across RL steps.
+On CUDA each of these is one graph replay: upload the rows, replay, read tokens and log-probabilities back in a single
+copy. Graphs are captured on first use for a ladder of batch sizes; the optimizer updates weights in place, so they stay
+valid across RL steps. A graph that checks guesses does not care who made them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from paceline.draft.drafter import Draft
+from paceline.draft.strategy import MAX_NODES, Strategy
+from paceline.draft.tree import chain, tree, walk
+from paceline.draft.tuner import sizes
+from paceline.kernels.noise import gumbel, position_keys
 from paceline.model.decoder import Decoder
 from paceline.rollout.attention import DecodeAttention, PrefillAttention
+from paceline.rollout.drafting import CATCH_UP, NeuralDrafting
+from paceline.rollout.features import FeatureRing
+from paceline.rollout.graphs import GraphPool
 from paceline.rollout.pages import PagePool
 from paceline.rollout.rows import Rows, RowsView
-from paceline.rollout.sampling import NoiseAhead, race
+from paceline.rollout.sampling import NoiseAhead, race, race_dtype
 from paceline.rollout.scheduler import Fill
 
-Drawn = tuple[list[int], list[float]]
+
+class Drawn(NamedTuple):
+    """What a pass has drawn: for each row its tokens and log-probabilities, of which the first held[row] count."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
+    held: list[int]
 
 
-def buckets(most: int) -> list[int]:
-    """Batch sizes that get a graph: 1, 2, 3, 4, 6, 8, 12, … so that at most a third of a batch is padding."""
-    ladder = {most, 1}
-    size = 2
-    while size < most:
-        ladder |= {size, min(most, size * 3 // 2)}
-        size *= 2
-    return sorted(ladder)
+class Filled(NamedTuple):
+    """What is left of a prompt's last token: the state that the next one is drawn from, and the drafter's features."""
+
+    hidden: Tensor
+    features: Tensor | None
 
 
 class Runner:
-    def __init__(self, model: Decoder, pool: PagePool, rows: Rows, graphs: bool):
-        self.model, self.pool, self.rows = model, pool, rows
-        self.graphs = GraphPool() if graphs and model.device.type == "cuda" else None
-        self.ladder = buckets(len(rows.host))
+    def __init__(
+        self,
+        model: Decoder,
+        pool: PagePool,
+        rows: Rows,
+        graphs: GraphPool | None,
+        ring: FeatureRing | None = None,
+        neural: NeuralDrafting | None = None,
+    ):
+        self.model, self.pool, self.rows, self.graphs = model, pool, rows, graphs
+        self.ring, self.neural = ring, neural
+        self.ladder = sizes(len(rows.host))
+        self.policy_passes = 0
         self._noise = NoiseAhead(model.config.vocab_size, model.dtype)
         self._attention: DecodeAttention | None = None
         self._batch = (-1, -1)
+        # Guesses and their parents, where the checking pass finds them.
+        self._guesses = torch.zeros(2, len(rows.host), MAX_NODES, dtype=torch.int32, device=model.device)
 
-    def fill(self, fills: list[Fill]) -> Tensor:
-        """Run whole sequences and leave their keys and values in their pages -> last hidden states [len(fills), D]."""
+    def fill(self, fills: list[Fill]) -> list[Filled]:
+        """Run whole sequences and leave their keys and values in their pages."""
         device, size = self.model.device, self.pool.page_size
         lengths = [len(f.tokens) for f in fills]
         tokens = torch.tensor([t for f in fills for t in f.tokens], device=device)
         pages = torch.tensor([f.pages[i // size] for f in fills for i in range(len(f.tokens))], device=device)
         positions = torch.cat([torch.arange(n) for n in lengths]).to(device)
         attention = PrefillAttention(self.pool, lengths, self.pool.slots(pages, positions % size))
-        hidden, _ = self.model(tokens, positions, attention)
+        hidden, features = self.model(tokens, positions, attention, taps=self.ring is not None)
+        self.policy_passes += 1
         last = torch.tensor(lengths, device=device).cumsum(0) - 1
-        return hidden[last]
+        if features is None:
+            return [Filled(row, None) for row in hidden[last]]
+        if self.neural is not None:
+            self.neural.prefill(tokens, features, positions, attention)
+        return [Filled(row, feature) for row, feature in zip(hidden[last], features[last], strict=True)]
 
-    def draw(self, hidden: Tensor, first: int, filters: bool) -> Drawn:
-        """Draw the next token of the rows from `first` on, given their last hidden states."""
-        last = first + len(hidden)
+    def draw(self, filled: list[Filled], first: int, filters: bool) -> Drawn:
+        """Draw the next token of the rows from `first` on, given what their prompts left."""
+        last = first + len(filled)
         self.rows.upload(last)
         rows = self.rows.view(first, last)
         noise = NoiseAhead(self._noise.vocab, self.model.dtype).next(rows.sampling.keys, rows.context)
-        return read(*race(self.model.logits(hidden), rows.sampling, noise, filters))
+        logits = self.model.logits(torch.stack([f.hidden for f in filled]))
+        tokens, logprobs = race(logits, rows.sampling, noise, filters)
+        if self.ring is not None:
+            features = torch.stack([f.features for f in filled if f.features is not None])
+            self.ring.put(rows.slot, rows.context - 1, features[:, None], tokens[:, None])
+        self._batch = (-1, -1)
+        return read(tokens[:, None], logprobs[:, None])
 
     def decode(self, count: int, filters: bool, batch: int) -> Drawn:
         """One more token for each of the first `count` rows, whose last token is not in the cache yet. `batch` is a
@@ -67,17 +102,19 @@ class Runner:
         if self.graphs is None:
             self.rows.upload(count)
             return read(*self._decode(count, filters, batch))
-        bucket = self.ladder[bisect_left(self.ladder, count)]
-        self.rows.upload(bucket)
-        tokens, logprobs = self.graphs.run((bucket, filters), lambda: self._decode(bucket, filters, -1))
+        bucket = self._bucket(count)
+        tokens, logprobs = self.graphs.run(("plain", bucket, filters), lambda: self._decode(bucket, filters, -1))
         return read(tokens[:count], logprobs[:count])
 
     def _decode(self, count: int, filters: bool, batch: int) -> tuple[Tensor, Tensor]:
         rows = self.rows.view(0, count)
         attention = self._steady(count, rows, batch)
-        hidden, _ = self.model(rows.tokens, rows.context, attention)
+        hidden, features = self.model(rows.tokens, rows.context, attention, taps=self.ring is not None)
         noise = self._noise.next(rows.sampling.keys, rows.context + 1)
-        return race(self.model.logits(hidden), rows.sampling, noise, filters)
+        tokens, logprobs = race(self.model.logits(hidden), rows.sampling, noise, filters)
+        if self.ring is not None and features is not None:
+            self.ring.put(rows.slot, rows.context, features[:, None], tokens[:, None])
+        return tokens[:, None], logprobs[:, None]
 
     def _steady(self, count: int, rows: RowsView, batch: int) -> DecodeAttention:
         """What this step looks at. While the batch stays the same, the last step's view only moves on."""
@@ -89,37 +126,107 @@ class Runner:
             self._attention = DecodeAttention(self.pool, rows.table, rows.context, self.model.config.heads)
         return self._attention
 
+    def propose(self, count: int, strategy: Strategy) -> None:
+        """Let the neural drafter guess for the first `count` rows. What it missed while it was off is made up first."""
+        neural = self.neural
+        assert neural is not None, "the engine offers only strategies whose drafter it has"
+        neural.skip(count)
+        bucket = self._bucket(count)
+        while neural.missing(count) > neural.step:
+            self._run(("catch up", bucket), bucket, lambda: (neural.catch_up(bucket, CATCH_UP),))
+            made = self.rows.drafted[:count] + CATCH_UP
+            self.rows.drafted[:count] = made.clip(
+                max=self.rows.context[:count]
+            )  # the last entry comes with the guesses
+        self._run(("draft", bucket, strategy), bucket, lambda: self._propose(bucket, strategy))
+        self.rows.drafted[:count] = self.rows.context[:count] + 1
 
-def read(tokens: Tensor, logprobs: Tensor) -> Drawn:
+    def _propose(self, bucket: int, strategy: Strategy) -> tuple[Tensor, ...]:
+        assert self.neural is not None
+        tokens, parents = self.neural.propose(bucket, strategy)
+        self._guesses[0, :bucket, : strategy.nodes] = tokens
+        self._guesses[1, :bucket, : strategy.nodes] = parents
+        return ()
+
+    def hand_in(self, draft: Draft) -> None:
+        """Take guesses that were made on the host."""
+        both = torch.stack((torch.from_numpy(draft.tokens), torch.from_numpy(draft.parents)))
+        if self._guesses.is_cuda:
+            both = both.pin_memory()
+        self._guesses[:, : both.shape[1], : both.shape[2]].copy_(both, non_blocking=True)
+
+    def verify(self, count: int, filters: bool, strategy: Strategy) -> Drawn:
+        """Check the guesses of the first `count` rows: what plain decoding would have written, as far as they reach."""
+        bucket = self._bucket(count)
+        shape = (strategy.nodes, strategy.depth, strategy.chain)
+        out = self._run(("verify", bucket, filters, *shape), bucket, lambda: self._verify(bucket, filters, *shape))
+        tokens, logprobs, held = out
+        self._batch = (-1, -1)
+        return read(tokens[:count], logprobs[:count], held[:count])
+
+    def _verify(self, count: int, filters: bool, nodes: int, depth: int, is_chain: bool) -> tuple[Tensor, ...]:
+        rows, model = self.rows.view(0, count), self.model
+        guesses, parents = self._guesses[0, :count, :nodes], self._guesses[1, :count, :nodes]
+        shape = chain(count, nodes, model.device) if is_chain else tree(parents, depth)
+        tokens = torch.cat((rows.tokens[:, None], guesses.clamp(min=0)), 1)
+        attention = DecodeAttention(self.pool, rows.table, rows.context, model.config.heads, shape.bits)
+        places = rows.context[:, None] + shape.depth
+        hidden, features = model(tokens.flatten(), places.flatten(), attention, taps=self.ring is not None)
+        noise = self._tree_noise(rows, shape.depth, depth, is_chain)
+        winners, logprobs = race(model.logits(hidden), rows.sampling.spread(shape.depth), noise, filters)
+        winners, logprobs = winners.view(count, -1), logprobs.view(count, -1)
+        held, way = walk(shape, guesses, parents, winners, attention.usable)
+        if not is_chain:
+            way = way[:, : depth + 1]
+            self._settle(attention, way, held)
+            winners, logprobs = winners.gather(1, way), logprobs.gather(1, way)
+        if self.ring is not None and features is not None:
+            features = features.view(count, nodes + 1, -1)
+            if not is_chain:
+                features = features.gather(1, way[..., None].expand(-1, -1, features.shape[-1]))
+            kept = torch.arange(depth + 1, device=held.device) <= held[:, None]
+            self.ring.put(rows.slot, rows.context, features, winners, kept)
+        return winners, logprobs, held
+
+    def _tree_noise(self, rows: RowsView, level: Tensor, depth: int, is_chain: bool) -> Tensor:
+        """The noise [B * T, V] of each member's position, made once per level."""
+        levels = rows.context[:, None] + 1 + torch.arange(depth + 1, device=level.device)
+        keys = position_keys(rows.sampling.keys[:, None], levels)
+        noise = gumbel(keys, self.model.config.vocab_size, race_dtype(self.model.dtype))
+        if not is_chain:
+            noise = noise[torch.arange(len(level), device=level.device)[:, None], level]
+        return noise.flatten(0, 1)
+
+    def _settle(self, attention: DecodeAttention, way: Tensor, held: Tensor) -> None:
+        """Bring the keys and values of the guesses that hold to where plain decoding would have put them."""
+        slots = attention.slots.view(*attention.tree.shape, -1)  # [B, T, kv_heads]
+        heads = slots.shape[-1]
+        level = torch.arange(1, way.shape[1], device=way.device)
+        source = slots.gather(1, way[:, 1:, None].expand(-1, -1, heads))
+        target = slots[:, 1 : way.shape[1]]
+        # What does not hold stays where it is.
+        target = torch.where((level <= held[:, None])[..., None], target, source)
+        self.pool.move(source.flatten(), target.flatten())
+
+    def _bucket(self, count: int) -> int:
+        bucket = count if self.graphs is None else self.ladder[bisect_left(self.ladder, count)]
+        self.rows.upload(bucket)
+        return bucket
+
+    def _run(self, key: object, bucket: int, work: Any) -> tuple[Tensor, ...]:
+        if self.graphs is None:
+            return work()
+        self.rows.upload(bucket)  # catching up changes the rows in between
+        return self.graphs.run(key, work)
+
+
+def read(tokens: Tensor, logprobs: Tensor, held: Tensor | None = None) -> Drawn:
     """Bring a result to the host; from a GPU in one copy, with the floats' bits riding along as integers."""
+    if held is None:
+        held = tokens.new_zeros(len(tokens))
     if tokens.is_cuda:
-        both = torch.stack((tokens.int(), logprobs.float().view(torch.int32))).cpu()
-        tokens, logprobs = both[0], both[1].view(torch.float32)
-    return tokens.tolist(), logprobs.tolist()
-
-
-class GraphPool:
-    """Captured graphs by key, sharing one memory pool."""
-
-    def __init__(self) -> None:
-        self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]] = {}
-        self._memory = torch.cuda.graph_pool_handle()
-
-    def run(self, key: object, work: object) -> tuple[Tensor, Tensor]:
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(work)
-        graph, output = self._graphs[key]
-        graph.replay()
-        return output
-
-    def _capture(self, work: object) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]:
-        assert callable(work)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            work()  # compiles kernels and warms up libraries, which must not happen inside a capture
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            output = work()
-        return graph, output
+        bits = logprobs.float().view(torch.int32)
+        both = torch.cat((tokens.int(), bits, held.int()[:, None]), 1).cpu()
+        n = tokens.shape[1]
+        tokens, logprobs, held = both[:, :n], both[:, n:-1].contiguous().view(torch.float32), both[:, -1]
+    return Drawn(tokens.tolist(), logprobs.tolist(), (held + 1).tolist())

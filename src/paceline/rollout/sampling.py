@@ -23,9 +23,18 @@ class SamplingRows:
     top_k: Tensor  # int32 [B]
     top_p: Tensor  # float32 [B]
     min_p: Tensor  # float32 [B]
-    banned: (
-        Tensor  # int32 [B, 8] tokens that must not be drawn, padded with repeats; -1 throughout where there are none
-    )
+    min_left: Tensor  # int32 [B] tokens until the answer may end
+    banned: Tensor  # int32 [B, 8] tokens that would end it, padded with repeats; -1 throughout where there are none
+
+    def spread(self, depth: Tensor) -> SamplingRows:
+        """The parameters of tree members [B * T], which lie `depth` [B, T] tokens ahead of each request."""
+
+        def each(x: Tensor) -> Tensor:
+            return x[:, None].expand(-1, depth.shape[1], *x.shape[1:]).flatten(0, 1)
+
+        left = (self.min_left[:, None] - depth).flatten()
+        keys, temperature, top_k = each(self.keys), each(self.temperature), each(self.top_k)
+        return SamplingRows(keys, temperature, top_k, each(self.top_p), each(self.min_p), left, each(self.banned))
 
 
 def race(logits: Tensor, rows: SamplingRows, noise: Tensor, filters: bool) -> tuple[Tensor, Tensor]:
@@ -75,7 +84,7 @@ class NoiseAhead:
 
 def keep(scaled: Tensor, rows: SamplingRows) -> Tensor:
     """Set the scores of tokens that the filters drop to -inf. Neutral parameters drop nothing."""
-    scaled = _ban(scaled, rows.banned)
+    scaled = _ban(scaled, rows.banned.long().where(rows.min_left[:, None] > 0, -1))
     vocab = scaled.shape[-1]
     best = scaled.sort(-1, descending=True).values
     k = torch.where(rows.top_k == 0, vocab, rows.top_k.clamp(max=vocab)).long()[:, None]
@@ -91,7 +100,6 @@ def keep(scaled: Tensor, rows: SamplingRows) -> Tensor:
     return scaled.masked_fill(scaled < torch.maximum(last, floor), -torch.inf)
 
 
-def _ban(scaled: Tensor, banned: Tensor) -> Tensor:
-    index = banned.long()
+def _ban(scaled: Tensor, index: Tensor) -> Tensor:
     values = torch.where(index >= 0, -torch.inf, scaled.gather(-1, index.clamp(min=0)))
     return scaled.scatter(-1, index.clamp(min=0), values)

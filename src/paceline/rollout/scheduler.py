@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-
-from torch import Tensor
+from typing import Any
 
 from paceline.rollout.pages import PagePool
 from paceline.rollout.request import Request, Sequence
@@ -23,8 +22,8 @@ class Prefix:
     """A prompt that several requests share, kept until the last of them has been admitted."""
 
     pages: list[int]
-    hidden: Tensor | None = None
-    """Final hidden state of its last token: what the first token of every answer is drawn from."""
+    filled: Any = None
+    """What running it has left: the state that the first token of every answer is drawn from."""
 
 
 @dataclass
@@ -57,6 +56,7 @@ class Scheduler:
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
         self._fresh: Counter[tuple[int, ...]] = Counter()  # fresh requests that wait, by prompt
         self._admissions = 0
+        self._slots = list(range(max_batch, 0, -1))  # 0 is scratch, as it is with pages
 
     def submit(self, request: Request) -> None:
         self.waiting.append(Sequence.of(request))
@@ -115,7 +115,7 @@ class Scheduler:
         if seq.fresh:
             self._fresh[seq.request.prompt] -= 1
         self._admissions += 1
-        seq.admitted = self._admissions
+        seq.admitted, seq.slot = self._admissions, self._slots.pop()
         self.running.append(seq)
         self.rows.put(len(self.running) - 1, seq)
         self.changes += 1
@@ -127,14 +127,11 @@ class Scheduler:
             del self._fresh[prompt]
 
     def reserve(self, new: int = 1) -> None:
-        """Make sure that every running request has pages for its next `new` tokens, pausing the latest if need be."""
-        size = self.pool.page_size
-        count = len(self.running)
-        # Cheap test first: only rows whose next tokens cross into a new page can need one.
-        crossing = (self.rows.context[:count] % size == 0) | ((self.rows.context[:count] % size) + new > size)
-        for seq in [self.running[i] for i in crossing.nonzero()[0]]:
+        """Make sure that every running request has a page for its next token, pausing the latest if need be, and, if
+        it can be had without pausing anyone, room for `new` tokens."""
+        for seq in self._crossing(1):
             # The last token is not in the cache yet; the next pass puts it there.
-            need = self.pool.needed(len(seq.tokens) - 1 + new) - len(seq.pages)
+            need = self.pool.needed(len(seq.tokens)) - len(seq.pages)
             if need <= 0 or not seq.pages:  # no pages: paused for the sake of an earlier one
                 continue
             while need > self.pool.free:
@@ -145,9 +142,24 @@ class Scheduler:
                 if not seq.pages:
                     break
             else:
-                seq.pages += self.pool.take(need)
-                self.rows.put_pages(self.running.index(seq), seq)
-                self.changes += 1
+                self._grow(seq, need)
+        if new > 1:
+            most = self.rows.table.shape[1]
+            for seq in self._crossing(new):
+                need = min(self.pool.needed(len(seq.tokens) - 1 + new), most) - len(seq.pages)
+                if 0 < need <= self.pool.free:
+                    self._grow(seq, need)
+
+    def _crossing(self, new: int) -> list[Sequence]:
+        """Those whose next tokens cross into a new page: nobody else can need one."""
+        count, size = len(self.running), self.pool.page_size
+        places = self.rows.context[:count] % size
+        return [self.running[i] for i in ((places == 0) | (places + new > size)).nonzero()[0]]
+
+    def _grow(self, seq: Sequence, pages: int) -> None:
+        seq.pages += self.pool.take(pages)
+        self.rows.put_pages(self.running.index(seq), seq)
+        self.changes += 1
 
     def compact(self) -> None:
         """Keep the pages in use close together."""
@@ -175,6 +187,7 @@ class Scheduler:
     def remove(self, row: int) -> Sequence:
         """Take a sequence out of the batch and free its pages."""
         seq, last = self.running[row], len(self.running) - 1
+        self._slots.append(seq.slot)
         self.pool.release(seq.pages)
         seq.pages = []
         self.running[row] = self.running[last]

@@ -1,0 +1,60 @@
+"""What a drafter is: something that guesses the next tokens of every running text. Guesses can cost time, nothing else.
+
+A drafter of one's own needs `name` and `propose`; the rest is for those that keep state. See docs/drafters.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from paceline.draft.strategy import Strategy
+
+Ints = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class Ask(Protocol):
+    @property
+    def id(self) -> int: ...
+    @property
+    def prompt(self) -> tuple[int, ...]: ...
+
+
+class Text(Protocol):
+    """A text that is being written: prompt and answer so far."""
+
+    @property
+    def request(self) -> Ask: ...
+    @property
+    def tokens(self) -> list[int]: ...
+
+
+@dataclass
+class Draft:
+    """A tree of guesses for each text, at most `strategy.nodes` of them, parents before children."""
+
+    tokens: Ints  # [texts, nodes]; -1 where there is no guess
+    parents: Ints  # [texts, nodes]; 0 is the last token of the text, i + 1 is node i
+
+    @classmethod
+    def empty(cls, texts: int, nodes: int) -> Draft:
+        """No guesses yet; parents as in a chain."""
+        chain = np.broadcast_to(np.arange(nodes, dtype=np.int32), (texts, nodes))
+        return cls(np.full((texts, nodes), -1, np.int32), chain.copy())
+
+
+class Drafter:
+    name: str
+
+    def propose(self, texts: Many[Text], strategy: Strategy) -> Draft:
+        """Guess how each text goes on."""
+        raise NotImplementedError
+
+    def begin(self, text: Text) -> None:
+        """A text has entered the batch, for the first time or after a pause."""
+
+    def finish(self, text: Text) -> None:
+        """A text is complete."""

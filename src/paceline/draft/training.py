@@ -1,0 +1,195 @@
+"""Training a neural drafter on texts that the policy has written.
+
+A drafter's second guess follows its first, so it is trained on its own outputs too ("training-time test"): the layer
+runs several times over all texts at once, each time one token further from the policy's features. In run k the entry at
+place p sees the entries of run 0 up to p - k, which stand for checked tokens, and one entry each of runs 1 to k, which
+stand for its own guesses on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.draft.neural import NeuralDrafter
+from paceline.model.attention import PackedAttention
+
+BLOCK = 256
+Loss = Literal["soft", "overlap"]
+
+
+@dataclass
+class Texts:
+    """Texts end to end in one row, with what the policy thought of them."""
+
+    tokens: Tensor  # int64 [N]
+    place: Tensor  # int64 [N] within the text
+    features: Tensor  # [N, 3 * hidden] of each token
+    hidden: Tensor  # [N, hidden] of each token, from which the policy draws the next
+    learn: Tensor  # bool [N] whether the token behind is part of an answer
+
+
+@torch.no_grad()
+def read_texts(drafter: NeuralDrafter, answers: list[tuple[list[int], int]]) -> Texts:
+    """Run the policy over (tokens, length of the prompt) and keep what a drafter learns from."""
+    policy = drafter.policy
+    attention = PackedAttention([len(t) for t, _ in answers], policy.device)
+    tokens = torch.tensor([t for text, _ in answers for t in text], device=policy.device)
+    place = attention.positions()
+    hidden, features = policy(tokens, place, attention, taps=True)
+    assert features is not None
+    learn = torch.tensor(
+        [prompt <= i + 1 < len(text) for text, prompt in answers for i in range(len(text))], device=policy.device
+    )
+    return Texts(tokens, place, features, hidden, learn)
+
+
+class UnrolledAttention:
+    """Attention of run k over runs 0 to k, within a window and within each text.
+
+    The row is cut into blocks, and a block looks at itself and at a window before it, so the cost grows with the number
+    of tokens and not with its square, and no text is padded."""
+
+    def __init__(self, place: Tensor, window: int):
+        self.tokens, self.window = len(place), window
+        self.blocks = -(-self.tokens // BLOCK)
+        device = place.device
+        index = torch.arange(self.blocks * BLOCK, device=device).view(self.blocks, BLOCK)
+        text = F.pad((place == 0).cumsum(0), (window, self.blocks * BLOCK - self.tokens))  # padding is text 0
+        seen = index[:, :1] - window + torch.arange(window + BLOCK, device=device)  # [blocks, window + BLOCK]
+        self._ago = index[:, :, None] - seen[:, None]  # how far back each key lies
+        self._same = text[window:].view(self.blocks, BLOCK)[:, :, None] == text[seen + window][:, None]
+        self._past: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        repeat = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+        self._past.append((k, v))
+        run = len(self._past) - 1
+        checked_k, checked_v = (self._blocks(x) for x in self._past[0])  # [blocks, heads, window + BLOCK, d]
+        pad = self.blocks * BLOCK - self.tokens
+        queries = F.pad(q, (0, 0, 0, 0, 0, pad)).view(self.blocks, BLOCK, *q.shape[1:]).transpose(1, 2)
+        scores = queries @ checked_k.transpose(2, 3) * q.shape[-1] ** -0.5
+        visible = self._same & (self._ago >= run) & (self._ago < self.window)
+        scores = scores.masked_fill(~visible[:, None], -1e30)
+        # Own guesses on the way: the entry of run j lies run - j places back.
+        guesses = [(_back(gk, run - j), _back(gv, run - j)) for j, (gk, gv) in enumerate(self._past) if j > 0]
+        own = [(q * gk).sum(-1) * q.shape[-1] ** -0.5 for gk, _ in guesses]  # [N, heads] each
+        flat = scores.transpose(1, 2).reshape(-1, q.shape[1], scores.shape[-1])[: self.tokens]
+        weights = torch.cat((flat, *(s[..., None] for s in own)), -1).softmax(-1)
+        mixed = self._unblock(weights[..., : flat.shape[-1]], pad) @ checked_v
+        out = mixed.transpose(1, 2).reshape(-1, *q.shape[1:])[: self.tokens]
+        for i, (_, gv) in enumerate(guesses):
+            out = out + weights[..., flat.shape[-1] + i, None] * gv
+        return out.flatten(1)
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        padded = F.pad(x, (0, 0, 0, 0, self.window, self.blocks * BLOCK - self.tokens))
+        return padded.unfold(0, self.window + BLOCK, BLOCK).transpose(2, 3)
+
+    def _unblock(self, weights: Tensor, pad: int) -> Tensor:
+        padded = F.pad(weights, (0, 0, 0, 0, 0, pad))
+        return padded.view(self.blocks, BLOCK, *weights.shape[1:]).transpose(1, 2)
+
+
+def _back(x: Tensor, places: int) -> Tensor:
+    """What lies this many places back in the row."""
+    return x if places == 0 else F.pad(x, (0, 0) * (x.dim() - 1) + (places, 0))[: len(x)]
+
+
+def unrolled_loss(
+    drafter: NeuralDrafter, texts: Texts, runs: int, loss: Loss, discount: float = 0.9
+) -> tuple[Tensor, list[float]]:
+    """The loss over `runs` guesses in a row, and for each how often the likeliest token is the policy's likeliest."""
+    policy, dtype = drafter.policy, drafter.fc.dtype
+    attention = UnrolledAttention(texts.place, drafter.shape.window)
+    hidden = drafter.fuse(_back(texts.features, 1).masked_fill(texts.place[:, None] == 0, 0).to(dtype))
+    with torch.no_grad():
+        wanted = policy.logits(texts.hidden).float()
+        if drafter.vocab is not None:
+            wanted = wanted[:, drafter.vocab]
+        target, best = wanted.softmax(-1), wanted.argmax(-1)
+    total, weight = torch.zeros((), device=hidden.device), 0.0
+    agree = []
+    for run in range(runs):
+        out = drafter(texts.tokens, hidden, texts.place, attention)
+        counts = texts.learn & (texts.place >= run)
+        logits = drafter.logits(out[counts]).float()
+        value = _distance(logits, target[counts], loss)
+        total, weight = total + discount**run * value, weight + discount**run
+        agree.append(float((logits.argmax(-1) == best[counts]).float().mean()))
+        hidden = _back(out, 1)
+    return total / weight, agree
+
+
+def _distance(logits: Tensor, target: Tensor, loss: Loss) -> Tensor:
+    """soft: cross-entropy with the policy's distribution. overlap: -log of the probability that a guess is accepted by
+    the best possible test, the sum of the smaller of the two probabilities."""
+    if loss == "soft":
+        return -(target * logits.log_softmax(-1)).sum(-1).mean()
+    return -torch.minimum(logits.softmax(-1), target).sum(-1).clamp(min=1e-6).log().mean()
+
+
+@dataclass
+class TrainSettings:
+    lr: float = 2e-3
+    batch_tokens: int = 8192
+    runs: int = 5
+    loss: Loss = "soft"
+    warmup: int = 20
+
+
+class DrafterTrainer:
+    """AdamW on a float32 copy of the drafter; `publish` writes it back."""
+
+    def __init__(self, drafter: NeuralDrafter, settings: TrainSettings):
+        self.drafter, self.settings = drafter, settings
+        vocab = drafter.vocab
+        self.copy = NeuralDrafter(drafter.policy, drafter.shape, vocab).to(torch.float32)
+        self.copy.load_state_dict(drafter.state_dict())
+        self.copy.requires_grad_(True)
+        self.optimizer = torch.optim.AdamW(self.copy.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+        self.steps = 0
+
+    def step(self, answers: list[tuple[list[int], int]], progress: float = 0.0) -> tuple[float, list[float]]:
+        """One update on these answers; `progress` from 0 to 1 lowers the rate."""
+        s = self.settings
+        rate = s.lr * min(1.0, (self.steps + 1) / s.warmup) * (1.0 - 0.9 * progress)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        texts = read_texts(self.drafter, answers)
+        with torch.enable_grad():
+            loss, agree = unrolled_loss(self.copy, texts, s.runs, s.loss)
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.copy.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+        return float(loss.detach()), agree
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        for mine, trained in zip(self.drafter.parameters(), self.copy.parameters(), strict=True):
+            mine.copy_(trained)
+
+
+def batches(
+    answers: list[tuple[list[int], int]], tokens: int, shuffle: Callable[[list[int]], None]
+) -> list[list[tuple[list[int], int]]]:
+    """Answers in batches of about this many tokens, in an order that `shuffle` makes."""
+    order = list(range(len(answers)))
+    shuffle(order)
+    out: list[list[tuple[list[int], int]]] = [[]]
+    size = 0
+    for i in order:
+        if out[-1] and size + len(answers[i][0]) > tokens:
+            out.append([])
+            size = 0
+        out[-1].append(answers[i])
+        size += len(answers[i][0])
+    return out

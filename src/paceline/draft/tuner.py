@@ -1,0 +1,207 @@
+"""Which strategy pays most right now: tokens per second, from measured costs and tracked acceptance.
+
+For each bucket of batch sizes and each strategy the tuner keeps the latest durations of a round; for each family of
+strategies it keeps how often a guess at each depth held, with old observations fading by the round, tried or not. The
+product is an estimate of speed for every strategy, and the best one runs. What has not been measured at a batch size is
+guessed from its cost relative to plain decoding at the nearest size that has. A small share of the time, `explore`,
+goes to strategies that have not been tried for long, so that no verdict is for ever. Decisions are a function of the
+past alone: a draft is never looked at before deciding whether to check it, which would change what is written.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from paceline.draft.strategy import PLAIN, Strategy
+
+FADE = 0.98  # weight of an observation one round later
+LATEST = 9  # durations that are kept; their median counts
+DOUBT = 1.0  # how many observed guesses an old belief is worth
+BELIEF = 0.6  # what is assumed of a family that was never tried
+PATIENCE = 25  # rounds before a strategy is worth another look
+
+
+@dataclass
+class Acceptance:
+    """How often guesses of a family hold, by depth: reached[d] texts came to depth d, held[d] of them went past it."""
+
+    reached: list[float] = field(default_factory=list)
+    held: list[float] = field(default_factory=list)
+    rate: list[float] = field(default_factory=list)  # the estimate before the observations that still count
+    round: int = 0
+
+    def observe(self, now: int, depth: int, accepted: list[int]) -> None:
+        self._fade(now)
+        while len(self.reached) < depth:
+            self.reached.append(0.0)
+            self.held.append(0.0)
+            self.rate.append(self.rate[-1] if self.rate else BELIEF)
+        for d in range(depth):
+            self.reached[d] += sum(a >= d for a in accepted)
+            self.held[d] += sum(a > d for a in accepted)
+
+    def _fade(self, now: int) -> None:
+        """Old observations lose weight; what they said becomes what is believed before new ones come."""
+        fade = FADE ** (now - self.round)
+        self.round = now
+        for d in range(len(self.reached)):
+            self.rate[d] = self.holds(d)
+            self.reached[d] *= fade
+            self.held[d] *= fade
+
+    def holds(self, d: int) -> float:
+        """Probability that a guess at depth d holds, given that those above it did."""
+        if d >= len(self.reached):
+            return self.holds(len(self.reached) - 1) if self.reached else BELIEF
+        # The belief counts little beside observations, but its weight never fades to nothing.
+        return (self.held[d] + DOUBT * self.rate[d]) / (self.reached[d] + DOUBT)
+
+    def tokens(self, depth: int) -> float:
+        """Expected tokens of a round: the guesses that hold, and one that the policy writes itself."""
+        total = alive = 1.0
+        for d in range(depth):
+            alive *= self.holds(d)
+            total += alive
+        return total
+
+
+@dataclass
+class Cost:
+    """Durations of a strategy at a batch size."""
+
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
+    round: int = -1
+
+    @property
+    def typical(self) -> float:
+        return median(self.seconds)
+
+
+class Tuner:
+    def __init__(self, strategies: list[Strategy], max_batch: int, explore: float = 0.02):
+        self.strategies = [PLAIN, *(s for s in strategies if not s.plain)]
+        self.explore = explore
+        self.sizes = sizes(max_batch)
+        self.round = 0
+        self.seconds = 0.0
+        self.explored = 0.0
+        self._costs: dict[tuple[int, Strategy], Cost] = {}
+        self._acceptance: dict[str, Acceptance] = {s.family: Acceptance() for s in self.strategies}
+        self._exploring = False
+
+    def bucket(self, batch: int) -> int:
+        return self.sizes[min(bisect_left(self.sizes, batch), len(self.sizes) - 1)]
+
+    def choose(self, batch: int) -> Strategy:
+        """The strategy for a round with `batch` texts."""
+        self.round += 1
+        if len(self.strategies) == 1:
+            return PLAIN
+        size = self.bucket(batch)
+        if (size, PLAIN) not in self._costs and not any(s.plain for _, s in self._costs):
+            return PLAIN  # what all others are compared with
+        best = max(self.strategies, key=lambda s: self._speed(size, s))
+        self._exploring = False
+        if self.explored < self.explore * self.seconds:
+            other = self._worth_a_look(size, best)
+            if other is not None:
+                self._exploring = True
+                return other
+        return best
+
+    def observe(self, batch: int, strategy: Strategy, seconds: float, accepted: list[int] | None, warm: bool) -> None:
+        """What a round took, and how many guesses held for each text. The duration of a round that was not `warm`
+        (a graph was captured in it) says nothing about the next one."""
+        self.seconds += seconds
+        if self._exploring:
+            self.explored += seconds
+        cost = self._costs.setdefault((self.bucket(batch), strategy), Cost())
+        if warm:
+            cost.seconds.append(seconds)
+            cost.round = self.round
+        if accepted is not None:
+            self._acceptance[strategy.family].observe(self.round, strategy.depth, accepted)
+
+    def _cost(self, size: int, strategy: Strategy) -> float:
+        """Seconds of a round: measured, or guessed from the nearest size that was."""
+        known = self._costs.get((size, strategy))
+        if known and known.seconds:
+            return known.typical
+        if strategy.plain:
+            near = self._nearest(size, PLAIN)
+            # Between reading the weights once for all and computing each text on its own.
+            return near[1] * (size / near[0]) ** 0.5 if near else 1.0
+        near = self._nearest(size, strategy)
+        ratio = near[1] / self._cost(near[0], PLAIN) if near else _guess(strategy)
+        return self._cost(size, PLAIN) * ratio
+
+    def _nearest(self, size: int, strategy: Strategy) -> tuple[int, float] | None:
+        known = [(n, c.typical) for (n, s), c in self._costs.items() if s == strategy and c.seconds]
+        return min(known, key=lambda pair: abs(pair[0] - size), default=None)
+
+    def _speed(self, size: int, strategy: Strategy) -> float:
+        return self.tokens(strategy) / self._cost(size, strategy)
+
+    def tokens(self, strategy: Strategy) -> float:
+        return self._acceptance[strategy.family].tokens(strategy.depth)
+
+    def _worth_a_look(self, size: int, best: Strategy) -> Strategy | None:
+        """Of those not tried for a while at this size, the one that may be fastest; long untried ones in turn."""
+
+        def age(s: Strategy) -> int:
+            known = self._costs.get((size, s))
+            return self.round - known.round if known else self.round
+
+        stale = [s for s in self.strategies if s != best and age(s) >= PATIENCE]
+        if not stale:
+            return None
+        if self.round % 2:
+            return max(stale, key=lambda s: self._speed(size, s))
+        return max(stale, key=age)
+
+    def state(self) -> dict[str, Any]:
+        """All that it knows, as JSON."""
+        return {
+            "round": self.round,
+            "seconds": self.seconds,
+            "explored": self.explored,
+            "costs": [
+                {"batch": n, "strategy": str(s), "round": c.round, "seconds": list(c.seconds)}
+                for (n, s), c in sorted(self._costs.items(), key=lambda kv: (kv[0][0], str(kv[0][1])))
+            ],
+            "acceptance": {
+                family: {"reached": a.reached, "held": a.held, "rate": a.rate, "round": a.round}
+                for family, a in self._acceptance.items()
+            },
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what an earlier tuner knew about strategies that still exist."""
+        self.round, self.seconds, self.explored = state["round"], state["seconds"], state["explored"]
+        for entry in state["costs"]:
+            strategy = Strategy.parse(entry["strategy"])
+            if strategy in self.strategies and entry["batch"] in self.sizes:
+                cost = Cost(deque(entry["seconds"], maxlen=LATEST), entry["round"])
+                self._costs[entry["batch"], strategy] = cost
+        for family, entry in state["acceptance"].items():
+            if family in self._acceptance:
+                self._acceptance[family] = Acceptance(**entry)
+
+
+def sizes(most: int) -> list[int]:
+    """Batch sizes that are kept apart: 1, 2, 3, 4, 6, 8, 12, … so that neighbours differ by at most a half."""
+    ladder = {most, 1}
+    size = 2
+    while size < most:
+        ladder |= {size, min(most, size * 3 // 2)}
+        size *= 2
+    return sorted(ladder)
+
+
+def _guess(strategy: Strategy) -> float:
+    """Cost relative to plain decoding, before anything was measured."""
+    return 1.0 + 0.1 * strategy.nodes + 0.1 * strategy.depth

@@ -1,0 +1,139 @@
+"""The neural drafter at work on the running batch: its cache follows the policy's, and a round of guesses is one pass
+after the other with no look at the host in between, so that on a GPU the whole round is one graph."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.draft.neural import NeuralDrafter
+from paceline.draft.strategy import Strategy
+from paceline.kernels.noise import gumbel, position_keys
+from paceline.kernels.paged_attention import chain_tree
+from paceline.rollout.attention import DecodeAttention, PrefillAttention
+from paceline.rollout.features import FeatureRing
+from paceline.rollout.pages import PagePool
+from paceline.rollout.rows import Rows, RowsView
+from paceline.rollout.sampling import race_dtype
+
+CATCH_UP = 64  # entries per request and pass when the drafter was off for long
+
+
+class NeuralDrafting:
+    def __init__(self, drafter: NeuralDrafter, pool: PagePool, rows: Rows, ring: FeatureRing, deepest: int):
+        self.drafter, self.pool, self.rows, self.ring = drafter, pool, rows, ring
+        self.step = deepest + 1  # most entries that a round of checking leaves behind
+        self.heads = drafter.policy.config.heads
+
+    def prefill(self, tokens: Tensor, features: Tensor, positions: Tensor, attention: PrefillAttention) -> None:
+        """Make the entries of whole sequences: each token with the features of the one before it."""
+        before = features.roll(1, 0).masked_fill(positions[:, None] == 0, 0)
+        self.drafter(tokens, self.drafter.fuse(before), positions, attention)
+
+    def missing(self, count: int) -> int:
+        """Entries that the request lacking most lacks, the one of its last token included."""
+        return int((self.rows.context[:count] - self.rows.drafted[:count]).max()) + 1
+
+    def skip(self, count: int) -> None:
+        """Forget entries that lie further back than the drafter looks; what it missed of those is never made."""
+        rows, window = self.rows, self.ring.window
+        oldest = rows.context[:count] - window + 2  # features reach back a window, and an entry needs those before it
+        behind = rows.drafted[:count] < oldest
+        rows.drafted[:count][behind] = oldest[behind]
+        rows.start[:count][behind] = oldest[behind]
+        far = rows.start[:count] < oldest
+        rows.start[:count][far] = oldest[far]
+
+    def catch_up(self, count: int, new: int) -> Tensor:
+        """Make up to `new` missing entries per request -> output [count, hidden] of the last one that exists."""
+        rows = self.rows.view(0, count)
+        ahead = torch.arange(new, device=rows.context.device)
+        places = rows.drafted.long()[:, None] + ahead
+        tokens, features = self.ring.take(rows.slot, places)
+        attention = DecodeAttention(
+            self.pool, rows.table, rows.drafted, self.heads, chain_tree(count, new, places.device), start=rows.start
+        )
+        hidden = self.drafter.fuse(features.flatten(0, 1))
+        out = self.drafter(tokens.flatten(), hidden, places.flatten(), attention).view(count, new, -1)
+        last = (rows.context - rows.drafted).long().clamp(0, new - 1)
+        return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[-1]))[:, 0]
+
+    def propose(self, count: int, strategy: Strategy) -> tuple[Tensor, Tensor]:
+        """Catch up by a round, then guess -> tokens and parents, int32 [count, nodes]."""
+        hidden = self.catch_up(count, self.step)
+        rows = self.rows.view(0, count)
+        return self._chain(rows, hidden, strategy) if strategy.chain else self._beams(rows, hidden, strategy)
+
+    def _scores(self, rows: RowsView, hidden: Tensor, level: int, noise: bool) -> Tensor:
+        """Log-probabilities [B, n, guessable tokens] of what follows [B, n, hidden], after the noise if it is used."""
+        batch, n, _ = hidden.shape
+        wide = race_dtype(hidden.dtype)
+        logits = self.drafter.logits(hidden.flatten(0, 1)).view(batch, n, -1).to(wide)
+        greedy = rows.sampling.temperature == 0
+        logits = logits / torch.where(greedy, 1.0, rows.sampling.temperature).to(wide)[:, None, None]
+        if noise:
+            keys = position_keys(rows.sampling.keys, rows.context + 1 + level)
+            known = gumbel(keys, self.drafter.policy.config.vocab_size, wide)
+            if self.drafter.vocab is not None:
+                known = known[:, self.drafter.vocab]
+            logits = logits + known.masked_fill(greedy[:, None], 0)[:, None]
+        return logits.log_softmax(-1)
+
+    def _tokens(self, index: Tensor) -> Tensor:
+        return index if self.drafter.vocab is None else self.drafter.vocab[index]
+
+    def _chain(self, rows: RowsView, hidden: Tensor, strategy: Strategy) -> tuple[Tensor, Tensor]:
+        tokens: list[Tensor] = []
+        attention: DecodeAttention | None = None
+        for level in range(strategy.depth):
+            scores = self._scores(rows, hidden[:, None], level, strategy.noise)
+            tokens.append(self._tokens(scores[:, 0].argmax(-1)))
+            if level == strategy.depth - 1:
+                break
+            place = rows.context + 1 + level
+            if attention is None or not attention.advance():
+                attention = DecodeAttention(self.pool, rows.table, place, self.heads, start=rows.start)
+            hidden = self.drafter(tokens[-1], hidden, place, attention)
+        batch, device = len(rows.context), rows.context.device
+        parents = torch.arange(strategy.depth, dtype=torch.int32, device=device).expand(batch, -1)
+        return torch.stack(tokens, 1).int(), parents
+
+    def _beams(self, rows: RowsView, hidden: Tensor, strategy: Strategy) -> tuple[Tensor, Tensor]:
+        """At every level the `width` likeliest continuations of the level above; of all, the likeliest `nodes`."""
+        batch, device, width = len(rows.context), rows.context.device, strategy.width
+        best = self._scores(rows, hidden[:, None], 0, strategy.noise)[:, 0].topk(width)
+        score, token = best.values, self._tokens(best.indices)  # [B, width] of the newest level
+        parent = torch.zeros_like(token)
+        numbers = torch.arange(width, device=device)
+        bits = (1 << numbers).expand(batch, -1)  # what each sees of the guesses, itself included
+        hidden = hidden[:, None].expand(-1, width, -1)
+        levels = [(token, parent, score)]
+        base = rows.context + 1
+        for level in range(1, strategy.depth):
+            first = (level - 1) * width
+            attention = DecodeAttention(self.pool, rows.table, base, self.heads, bits, offset=first, start=rows.start)
+            place = (base + (level - 1))[:, None].expand(-1, width)
+            hidden = self.drafter(token.flatten(), hidden.flatten(0, 1), place.flatten(), attention)
+            hidden = hidden.view(batch, width, -1)
+            after = (score[..., None] + self._scores(rows, hidden, level, strategy.noise)).topk(width)  # of each
+            best = after.values.flatten(1).topk(width)
+            beam = best.indices // width
+            score, token = best.values, self._tokens(after.indices.flatten(1).gather(1, best.indices))
+            parent = 1 + first + beam
+            bits = bits.gather(1, beam) | (1 << (level * width + numbers))
+            hidden = hidden.gather(1, beam[..., None].expand_as(hidden))
+            levels.append((token, parent, score))
+        tokens, parents, scores = (torch.cat(part, 1) for part in zip(*levels, strict=True))
+        if strategy.nodes < tokens.shape[1]:
+            tokens, parents = _likeliest(tokens, parents, scores, strategy.nodes)
+        return tokens.int(), parents.int()
+
+
+def _likeliest(tokens: Tensor, parents: Tensor, scores: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """The `nodes` likeliest of a tree, in their order. A child is never likelier than its parent, and of equals the
+    first is taken, so what is left is a tree."""
+    kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(1).values
+    there = torch.zeros_like(tokens).scatter(1, kept, 1)
+    number = there.cumsum(1)  # new number of each node that stays, counted from 1; 0 is the root
+    number = torch.cat((torch.zeros_like(number[:, :1]), number), 1)
+    return tokens.gather(1, kept), number.gather(1, parents.gather(1, kept))
