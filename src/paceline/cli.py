@@ -76,7 +76,7 @@ def generate(
     raw: Annotated[bool, typer.Option(help="Take the prompt as it is, without the chat template.")] = False,
 ) -> None:
     """Answer a prompt. The same seed gives the same answers."""
-    from paceline.loop import choose_device
+    from paceline.build import choose_device
     from paceline.model import load_model
     from paceline.model.tokenizer import load_tokenizer
     from paceline.rollout import Engine, EngineSettings, Request, Sampling
@@ -97,6 +97,44 @@ def generate(
         if samples > 1:
             print(f"--- {i + 1} of {samples}")
         print(tokenizer.decode(done[i].tokens))
+
+
+draft = typer.Typer(help="Train and examine drafters.", no_args_is_help=True)
+app.add_typer(draft, name="draft")
+
+
+@draft.command("train")
+def draft_train(
+    model: Annotated[str, typer.Option(help="The policy: a folder, a hub id, or 'embedded'.")] = "embedded",
+    task: Annotated[str, typer.Option(help="Whose prompts it answers: as task.name in the settings.")] = "countdown",
+    out: Annotated[Path, typer.Option(help="Where to put the drafter.")] = Path("drafter"),
+    minutes: Annotated[float, typer.Option(min=0.01, help="How long to train.")] = 10.0,
+    answers: Annotated[int, typer.Option(min=16, help="Answers to learn from.")] = 1024,
+    loss: Annotated[str, typer.Option(help="soft or overlap.")] = "soft",
+    window: Annotated[int, typer.Option(min=8, help="Tokens that it looks back on.")] = 512,
+    vocab: Annotated[int | None, typer.Option(min=16, help="Tokens that it can guess; all by default.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Settings as key=value.")] = None,
+) -> None:
+    """Let the policy answer prompts, and train a drafter on the answers."""
+    from paceline.draft_commands import train_command
+
+    train_command(model, task, out, minutes, answers, loss, window, vocab, settings or [])
+
+
+@draft.command("eval")
+def draft_eval(
+    drafter: Annotated[
+        str, typer.Argument(help="Folder of the drafter; 'auto' for the one beside the model.")
+    ] = "auto",
+    model: Annotated[str, typer.Option(help="The policy: a folder, a hub id, or 'embedded'.")] = "embedded",
+    task: Annotated[str, typer.Option(help="Whose prompts it answers.")] = "countdown",
+    prompts: Annotated[int, typer.Option(min=1)] = 64,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Settings as key=value.")] = None,
+) -> None:
+    """How many guesses of a drafter hold: by depth, by position in the answer, by temperature."""
+    from paceline.draft_commands import eval_command
+
+    eval_command(drafter, model, task, prompts, settings or [])
 
 
 @app.command()

@@ -113,6 +113,23 @@ class RolloutConfig(Section):
         return self
 
 
+class SpeculationConfig(Section):
+    mode: Literal["adaptive", "off"] = "adaptive"
+    """`adaptive` guesses ahead where that pays and decodes plainly elsewhere; the answers are the same either way."""
+    drafter: str | None = "auto"
+    """Folder of a neural drafter; `auto` takes the one in the model's own folder, if there is one; `none` uses none."""
+    suffix: bool = True
+    """Guess from what was written before in answers to the same prompt."""
+    suffix_mb: float = Field(64, gt=0)
+    """Memory for those answers."""
+    strategies: list[str] | None = None
+    """What to choose from, as drafter:depth[xwidth][/nodes], for example [suffix:8, neural:5]; `null` is a good set."""
+    explore: float = Field(0.02, ge=0, le=0.5)
+    """Share of the rollout time that may go to trying strategies that are not the best known."""
+    graph_memory_gb: float | None = Field(None, gt=0)
+    """Most GPU memory for captured graphs; what comes after runs without one."""
+
+
 Algorithm = Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp"]
 Aggregate = Literal["sequence_mean", "sequence_sum", "token_mean", "constant"]
 
@@ -199,6 +216,7 @@ class Config(Section):
     task: TaskConfig = TaskConfig()
     reward: RewardConfig = RewardConfig()
     rollout: RolloutConfig = RolloutConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     learn: LearnConfig = LearnConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()

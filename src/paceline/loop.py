@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.build import choose_device, make_engine, make_sampling
 from paceline.config import Config
 from paceline.errors import RunError, Stopped, UserError
 from paceline.learn.advantages import mixed
@@ -30,7 +31,7 @@ from paceline.model import load_model
 from paceline.model.tokenizer import load_tokenizer
 from paceline.observe.live import LiveView
 from paceline.observe.metrics import MetricsLog, read_lines
-from paceline.rollout import Completion, Engine, EngineSettings, Request, Sampling
+from paceline.rollout import Completion, Request
 from paceline.run import Run
 from paceline.tasks import Sample, Task, make_task
 from paceline.tasks.judge import Judge, Verdict
@@ -78,7 +79,9 @@ class Trainer:
             self.learner = Learner(self.model, config)
             self.progress = run.restore(self.learner)
             self.sampling = make_sampling(config, self.tokenizer.eos_ids)
-            self.engine = Engine(self.model, engine_settings(config, device), self.tokenizer.decode)
+            self.engine = make_engine(self.model, config, self.tokenizer.decode)
+            if self.progress.tuner:
+                self.engine.tuner.restore(self.progress.tuner)
             self._encode(self.task.sample(0))  # a prompt that cannot work is better found now
             self.judge.ready()
         except BaseException:
@@ -112,11 +115,13 @@ class Trainer:
 
     def step(self) -> dict[str, float]:
         """One RL step."""
-        clock = Clock()
+        clock, before = Clock(), self.engine.stats.snapshot()
         groups, cursor = self._collect(clock)
+        speculation = self.engine.stats.since(before)
         with clock.part("update_actor"):
             answers = [answer for group in groups for answer in group.answers()]
             metrics = self.learner.update(answers, self.progress.step)
+            self.engine.refresh()
         self._check_update(metrics)
         self.progress.step += 1
         self.progress.cursor = cursor
@@ -125,7 +130,7 @@ class Trainer:
         with clock.part("save_checkpoint"):
             if every and self.progress.step % every == 0:
                 self._save()
-        return describe(groups, self.config.rollout.max_tokens) | metrics | clock.metrics(groups)
+        return describe(groups, self.config.rollout.max_tokens) | speculation | metrics | clock.metrics(groups)
 
     def _collect(self, clock: Clock) -> tuple[list[Group], int]:
         """Roll out the step's prompts; with dynamic sampling, replace groups that teach nothing, a few times."""
@@ -233,6 +238,7 @@ class Trainer:
         self.run.write_samples(rows)
 
     def _save(self) -> None:
+        self.progress.tuner = self.engine.tuner.state()
         self.run.save(self.model, self.tokenizer, self.learner, self.progress)
 
     def _go_on(self) -> str:
@@ -307,51 +313,12 @@ def describe(groups: list[Group], max_tokens: int) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-def choose_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as err:
-        raise UserError(f"model.device = '{name}' is not a device: use auto, cpu, cuda or cuda:N") from err
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise UserError(f"model.device = '{name}', but this machine has {torch.cuda.device_count()} CUDA devices")
-    return device
-
-
 def reward_functions(config: Config, task: Task) -> list[tuple[str, float]]:
     """Names and weights of the rewards: those in the settings, or else the task's own."""
     chosen = [(f.function, f.weight) for f in config.reward.functions]
     if not chosen and task.reward is None:
         raise UserError(f"the data set {task.name} brings no reward of its own: name one in reward.functions")
     return chosen or [(str(task.reward), 1.0)]
-
-
-def make_sampling(config: Config, eos_ids: tuple[int, ...]) -> Sampling:
-    r = config.rollout
-    return Sampling(
-        r.temperature,
-        r.top_k,
-        r.top_p,
-        r.min_p,
-        r.max_tokens,
-        r.min_tokens,
-        stop_token_ids=eos_ids,
-        stop=tuple(r.stop),
-    )
-
-
-def engine_settings(config: Config, device: torch.device) -> EngineSettings:
-    r = config.rollout
-    longest = config.task.max_prompt_tokens
-    return EngineSettings(
-        max_batch=min(r.max_batch, r.prompts * r.samples),
-        max_length=longest + r.max_tokens if longest else None,
-        page_size=r.page_size,
-        kv_bytes=int(r.kv_memory_gb * 1e9) if r.kv_memory_gb else None,
-        prefill_tokens=r.prefill_tokens,
-        cuda_graphs=r.cuda_graphs,
-    )
 
 
 def train(config: Config, resume: Path | None = None, view: LiveView | None = None) -> tuple[Run, list[dict[str, Any]]]:

@@ -44,6 +44,8 @@ class Progress:
     """Prompts taken from the task."""
     bad_updates: int = 0
     """Updates in a row that were not finite."""
+    tuner: dict[str, Any] | None = None
+    """What the engine has learned about strategies."""
 
 
 class Run:

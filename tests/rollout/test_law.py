@@ -24,6 +24,7 @@ def rows(keys: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, ban
         torch.full((n,), top_k, dtype=torch.int32),
         torch.full((n,), top_p),
         torch.full((n,), min_p),
+        torch.full((n,), len(banned), dtype=torch.int32),
         torch.tensor(ban, dtype=torch.int32).expand(n, 8),
     )
 

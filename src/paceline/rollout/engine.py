@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -81,7 +81,21 @@ class EngineStats:
 
     @property
     def accept_length(self) -> float:
+        """Tokens per text and round, where there were guesses."""
         return self.drafted_tokens / self.drafted_texts if self.drafted_texts else 1.0
+
+    def snapshot(self) -> EngineStats:
+        return replace(self, rounds=dict(self.rounds))
+
+    def since(self, before: EngineStats) -> dict[str, float]:
+        """What speculation did since a snapshot, as metrics."""
+        texts, steps = self.drafted_texts - before.drafted_texts, self.decode_steps - before.decode_steps
+        plain = self.rounds.get("plain", 0) - before.rounds.get("plain", 0)
+        return {
+            "rollout/spec_accept_length": (self.drafted_tokens - before.drafted_tokens) / texts if texts else 1.0,
+            "rollout/spec_rounds": float(steps - plain),
+            "rollout/rounds": float(steps),
+        }
 
 
 class Engine:

@@ -1,0 +1,91 @@
+"""From settings to working parts: the device, how tokens are drawn, the engine with its drafters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from paceline.config import Config
+from paceline.draft.drafter import Drafter
+from paceline.draft.neural import NeuralDrafter, load_drafter
+from paceline.draft.strategy import Strategy
+from paceline.draft.suffix import SuffixDrafter
+from paceline.errors import UserError
+from paceline.model import Decoder
+from paceline.model.checkpoint import find_model
+from paceline.rollout import Engine, EngineSettings, Sampling
+from paceline.rollout.stops import Decode
+
+DRAFTER = "drafter"  # folder beside a model's weights that holds its drafter
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as err:
+        raise UserError(f"model.device = '{name}' is not a device: use auto, cpu, cuda or cuda:N") from err
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise UserError(f"model.device = '{name}', but this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def make_sampling(config: Config, eos_ids: tuple[int, ...]) -> Sampling:
+    r = config.rollout
+    return Sampling(
+        r.temperature,
+        r.top_k,
+        r.top_p,
+        r.min_p,
+        r.max_tokens,
+        r.min_tokens,
+        stop_token_ids=eos_ids,
+        stop=tuple(r.stop),
+    )
+
+
+def engine_settings(config: Config, device: torch.device) -> EngineSettings:
+    r, s = config.rollout, config.speculation
+    longest = config.task.max_prompt_tokens
+    return EngineSettings(
+        max_batch=min(r.max_batch, r.prompts * r.samples),
+        max_length=longest + r.max_tokens if longest else None,
+        page_size=r.page_size,
+        kv_bytes=int(r.kv_memory_gb * 1e9) if r.kv_memory_gb else None,
+        prefill_tokens=r.prefill_tokens,
+        cuda_graphs=r.cuda_graphs,
+        graph_bytes=int(s.graph_memory_gb * 1e9) if s.graph_memory_gb else None,
+        explore=s.explore,
+    )
+
+
+def make_engine(model: Decoder, config: Config, decode: Decode | None) -> Engine:
+    """An engine as the settings want it, with the drafters that there are."""
+    s, settings = config.speculation, engine_settings(config, model.device)
+    if s.mode == "off":
+        return Engine(model, settings, decode)
+    drafters: list[Drafter | NeuralDrafter] = []
+    if s.suffix:
+        longest = min(settings.max_length or model.config.max_positions, model.config.max_positions)
+        drafters.append(SuffixDrafter(settings.max_batch, longest, int(s.suffix_mb * 2**20)))
+    neural = find_drafter(s.drafter, config.model.path)
+    if neural is not None:
+        drafters.append(load_drafter(neural, model))
+    strategies = None if s.strategies is None else [Strategy.parse(text) for text in s.strategies]
+    return Engine(model, settings, decode, drafters, strategies)
+
+
+def find_drafter(name: str | None, model_path: str) -> Path | None:
+    """The folder of a drafter: the one named, or with `auto` the one that lies in the model's own folder."""
+    if name is None or name == "none":
+        return None
+    if name != "auto":
+        if not Path(name).is_dir():
+            raise UserError(
+                f"no drafter at {name}: train one with `paceline draft train`, or set speculation.drafter=auto"
+            )
+        return Path(name)
+    beside = find_model(model_path) / DRAFTER
+    return beside if (beside / "config.json").is_file() else None
