@@ -84,3 +84,24 @@ def test_a_decode_step_reads_from_the_device_once():
             engine.step()
     reads = sum(e.count for e in profile.key_averages() if "Memcpy DtoH" in e.key)
     assert reads == steps, f"{reads} reads in {steps} steps"
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_speculation_writes_what_plain_decoding_writes(graphs):
+    """The same exactness as on a CPU, through the Triton kernel and captured graphs, in float32."""
+    import random
+
+    from paceline.draft.strategy import Strategy
+
+    from .test_exactness import collect, engine_with_all
+
+    model = tiny_model(dtype=torch.float32).cuda()
+    requests = make_requests(48, seed=4, groups=12, longest=80)
+    plain = collect(Engine(model, EngineSettings(max_batch=48, cuda_graphs=graphs)), requests)
+    engine = engine_with_all(model, plain, max_batch=8, cuda_graphs=graphs)
+    dice = random.Random(2)
+    few = [Strategy.parse(s) for s in ("plain", "suffix:3", "neural:3", "neural:4x3/8", "chaos:4x3")]
+    engine.choose = lambda n: dice.choice(few)
+    done = collect(engine, requests)
+    assert {i: c.tokens for i, c in done.items()} == {i: c.tokens for i, c in plain.items()}
+    assert engine.stats.accept_length > 1.2

@@ -12,7 +12,7 @@ import torch
 
 from paceline.draft.drafter import Drafter
 from paceline.draft.neural import NeuralDrafter
-from paceline.draft.strategy import Strategy, default_strategies
+from paceline.draft.strategy import NEURAL, Strategy, default_strategies
 from paceline.draft.tuner import Tuner
 from paceline.errors import UserError
 from paceline.model.decoder import Decoder
@@ -115,7 +115,7 @@ class Engine:
         self._decode_text = decode
         neural = next((d for d in drafters if isinstance(d, NeuralDrafter)), None)
         self.drafters = {d.name: d for d in drafters if isinstance(d, Drafter)}
-        names = [*self.drafters, *(["neural"] if neural else [])]
+        names = [*self.drafters, *([NEURAL] if neural else [])]
         self.strategies = list(default_strategies(names) if strategies is None else strategies)
         self._check_strategies(names)
         self.tuner = Tuner(self.strategies, s.max_batch, s.explore)

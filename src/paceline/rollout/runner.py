@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.draft.drafter import Draft
-from paceline.draft.strategy import MAX_NODES, Strategy
+from paceline.draft.strategy import MAX_NODES, NEURAL, Strategy
 from paceline.draft.tree import chain, tree, walk
 from paceline.draft.tuner import sizes
 from paceline.kernels.noise import gumbel, position_keys
@@ -99,11 +99,10 @@ class Runner:
     def decode(self, count: int, filters: bool, batch: int) -> Drawn:
         """One more token for each of the first `count` rows, whose last token is not in the cache yet. `batch` is a
         number that stays the same while the rows do, but for the one token that each gained in the last step."""
-        if self.graphs is None:
-            self.rows.upload(count)
-            return read(*self._decode(count, filters, batch))
         bucket = self._bucket(count)
-        tokens, logprobs = self.graphs.run(("plain", bucket, filters), lambda: self._decode(bucket, filters, -1))
+        steady = batch if self.graphs is None else -1
+        out = self._run(("plain", bucket, filters), bucket, lambda: self._decode(bucket, filters, steady))
+        tokens, logprobs = out
         return read(tokens[:count], logprobs[:count])
 
     def _decode(self, count: int, filters: bool, batch: int) -> tuple[Tensor, Tensor]:
@@ -134,12 +133,12 @@ class Runner:
         bucket = self._bucket(count)
         while neural.missing(count) > neural.step:
             self._run(("catch up", bucket), bucket, lambda: (neural.catch_up(bucket, CATCH_UP),))
+            self._wait()
             made = self.rows.drafted[:count] + CATCH_UP
             self.rows.drafted[:count] = made.clip(
                 max=self.rows.context[:count]
             )  # the last entry comes with the guesses
         self._run(("draft", bucket, strategy), bucket, lambda: self._propose(bucket, strategy))
-        self.rows.drafted[:count] = self.rows.context[:count] + 1
 
     def _propose(self, bucket: int, strategy: Strategy) -> tuple[Tensor, ...]:
         assert self.neural is not None
@@ -162,7 +161,10 @@ class Runner:
         out = self._run(("verify", bucket, filters, *shape), bucket, lambda: self._verify(bucket, filters, *shape))
         tokens, logprobs, held = out
         self._batch = (-1, -1)
-        return read(tokens[:count], logprobs[:count], held[:count])
+        drawn = read(tokens[:count], logprobs[:count], held[:count])
+        if strategy.drafter == NEURAL:  # only now: while the device may still read the rows they must not change
+            self.rows.drafted[:count] = self.rows.context[:count] + 1
+        return drawn
 
     def _verify(self, count: int, filters: bool, nodes: int, depth: int, is_chain: bool) -> tuple[Tensor, ...]:
         rows, model = self.rows.view(0, count), self.model
@@ -209,15 +211,16 @@ class Runner:
         self.pool.move(source.flatten(), target.flatten())
 
     def _bucket(self, count: int) -> int:
-        bucket = count if self.graphs is None else self.ladder[bisect_left(self.ladder, count)]
-        self.rows.upload(bucket)
-        return bucket
+        return count if self.graphs is None else self.ladder[bisect_left(self.ladder, count)]
+
+    def _wait(self) -> None:
+        """Until the device has read the rows, which are about to change."""
+        if self.model.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
 
     def _run(self, key: object, bucket: int, work: Any) -> tuple[Tensor, ...]:
-        if self.graphs is None:
-            return work()
         self.rows.upload(bucket)  # catching up changes the rows in between
-        return self.graphs.run(key, work)
+        return work() if self.graphs is None else self.graphs.run(key, work)
 
 
 def read(tokens: Tensor, logprobs: Tensor, held: Tensor | None = None) -> Drawn:
