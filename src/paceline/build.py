@@ -64,7 +64,7 @@ def engine_settings(config: Config, device: torch.device) -> EngineSettings:
 def make_engine(model: Decoder, config: Config, decode: Decode | None) -> Engine:
     """An engine as the settings want it, with the drafters that there are."""
     s, settings = config.speculation, engine_settings(config, model.device)
-    if s.mode == "off":
+    if s.mode == "plain":
         return Engine(model, settings, decode)
     drafters: list[Drafter | NeuralDrafter] = []
     if s.suffix:

@@ -114,8 +114,8 @@ class RolloutConfig(Section):
 
 
 class SpeculationConfig(Section):
-    mode: Literal["adaptive", "off"] = "adaptive"
-    """`adaptive` guesses ahead where that pays and decodes plainly elsewhere; the answers are the same either way."""
+    mode: Literal["adaptive", "plain"] = "adaptive"
+    """`adaptive` guesses ahead where that pays, `plain` never does; the answers are the same."""
     drafter: str | None = "auto"
     """Folder of a neural drafter; `auto` takes the one in the model's own folder, if there is one; `none` uses none."""
     suffix: bool = True

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -82,10 +83,15 @@ class NeuralDrafter(nn.Module):
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Entries of tokens [N] with what is known of the token before each, [N, hidden] -> [N, hidden]."""
-        policy = self.policy
-        embedded = rms_norm(policy.embed(tokens).to(hidden.dtype), self.embed_norm, self.layer.eps)
-        cos, sin = rotations(positions, policy.inv_freq, policy.rope_signs, hidden.dtype)
-        return self.layer.forward(hidden, cos, sin, attention, embedded)
+        return self.run(tokens, hidden, self.rotations(positions, hidden.dtype), attention)
+
+    def rotations(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return rotations(positions, self.policy.inv_freq, self.policy.rope_signs, dtype)
+
+    def run(self, tokens: Tensor, hidden: Tensor, turned: tuple[Tensor, Tensor], attention: Attention) -> Tensor:
+        """`forward` where the rotations are known."""
+        embedded = F.embedding(tokens, self.policy.embed.weight).to(hidden.dtype)
+        return self.layer.forward(hidden, *turned, attention, rms_norm(embedded, self.embed_norm, self.layer.eps))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> scores of the next token [N, guessable tokens]"""

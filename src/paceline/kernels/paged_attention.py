@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,17 +97,12 @@ class PageRows:
             gather = torch.from_numpy(row_page.astype(np.int64))
         # The age of a place is below 0 in the context, and else tells which new token it holds.
         age = (ordinal * page_size - lengths[owner])[:, None] + np.arange(extent)
-        if span == 1:
-            visible = (age <= 0)[:, None, None]
-        else:
-            bit = (tree.numpy()[owner][:, :, None] >> age.clip(0, 63)[:, None]) & 1
-            seen = (age < 0)[:, None] | ((age < span)[:, None] & (bit == 1))  # [rows, new, extent]
-            visible = np.broadcast_to(seen[:, None], (len(owner), group, new, extent))
-            visible = visible.reshape(len(owner), 1, group * new, extent)
+        visible = age < 0 if span > 1 else age <= 0
         if start is not None:
-            recent = age >= (start.numpy() - lengths)[owner][:, None]
-            visible = visible & recent[:, None, None]
-        bias = torch.from_numpy(np.where(visible, np.float32(0), np.float32(MASKED))).to(dtype)
+            visible &= age >= (start.numpy() - lengths)[owner][:, None]
+        bias = torch.from_numpy(np.where(visible, np.float32(0), np.float32(MASKED)))[:, None, None].to(dtype)
+        if span > 1:
+            bias = _add_tree(bias, tree, lengths, rows_of.reshape(batch, most), page_size, group, span)
         ordered = most == 1 and len(owner) == batch and bool((owner == np.arange(batch)).all())
         last_place, steps_left = None, 0
         if span == 1:
@@ -161,3 +157,20 @@ class PageRows:
         if new == 1:
             return out.view(batch, heads * d)
         return out.view(batch, kv_heads, group, new, d).permute(0, 3, 1, 2, 4).reshape(rows, heads * d)
+
+
+def _add_tree(bias: Tensor, tree: Tensor, lengths: Any, rows_of: Any, page_size: int, group: int, span: int) -> Tensor:
+    """From what all queries see, [rows, 1, 1, extent], to what each of them sees, [rows, 1, group * new, extent]: they
+    differ only in the few places behind the context."""
+    batch, new = tree.shape
+    bias = bias.expand(-1, 1, group * new, -1).contiguous()
+    ahead = np.arange(span)
+    # A place that the table has no room for is written as the first one: nobody may see it, and nothing is lost.
+    ahead = np.where(lengths[:, None] + ahead < rows_of.shape[1] * page_size, ahead, 0)  # [batch, span]
+    place = lengths[:, None] + ahead
+    row = torch.from_numpy(rows_of[np.arange(batch)[:, None], place // page_size])
+    column = torch.from_numpy((place % page_size).astype(np.int64))
+    seen = (tree[:, :, None] >> torch.from_numpy(ahead)[:, None]) & 1  # [batch, new, span]
+    values = ((1 - seen) * MASKED).to(bias.dtype).repeat(1, group, 1)  # query = head in group * new + token
+    bias[row[:, None], 0, torch.arange(group * new)[:, None], column[:, None]] = values
+    return bias

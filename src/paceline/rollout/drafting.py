@@ -8,7 +8,6 @@ from torch import Tensor
 
 from paceline.draft.neural import NeuralDrafter
 from paceline.draft.strategy import Strategy
-from paceline.kernels.noise import gumbel, position_keys
 from paceline.kernels.paged_attention import chain_tree
 from paceline.rollout.attention import DecodeAttention, PrefillAttention
 from paceline.rollout.features import FeatureRing
@@ -58,50 +57,37 @@ class NeuralDrafting:
         last = (rows.context - rows.drafted).long().clamp(0, new - 1)
         return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[-1]))[:, 0]
 
-    def propose(self, count: int, strategy: Strategy) -> tuple[Tensor, Tensor]:
-        """Catch up by a round, then guess -> tokens and parents, int32 [count, nodes]."""
-        hidden = self.catch_up(count, self.step)
+    def propose(self, count: int, strategy: Strategy, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Catch up by a round, then guess -> tokens and parents, int32 [count, nodes].
+        `noise` [count, at least depth, V] is that of the places to be guessed."""
+        on_host = self.pool.k.device.type == "cpu"  # where shapes may depend on values
+        hidden = self.catch_up(count, self.missing(count) if on_host else self.step)
         rows = self.rows.view(0, count)
-        return self._chain(rows, hidden, strategy) if strategy.chain else self._beams(rows, hidden, strategy)
+        race = _Race(self.drafter, rows, noise if strategy.noise else None)
+        return (
+            self._chain(rows, hidden, strategy, race) if strategy.chain else self._beams(rows, hidden, strategy, race)
+        )
 
-    def _scores(self, rows: RowsView, hidden: Tensor, level: int, noise: bool) -> Tensor:
-        """Log-probabilities [B, n, guessable tokens] of what follows [B, n, hidden], after the noise if it is used."""
-        batch, n, _ = hidden.shape
-        wide = race_dtype(hidden.dtype)
-        logits = self.drafter.logits(hidden.flatten(0, 1)).view(batch, n, -1).to(wide)
-        greedy = rows.sampling.temperature == 0
-        logits = logits / torch.where(greedy, 1.0, rows.sampling.temperature).to(wide)[:, None, None]
-        if noise:
-            keys = position_keys(rows.sampling.keys, rows.context + 1 + level)
-            known = gumbel(keys, self.drafter.policy.config.vocab_size, wide)
-            if self.drafter.vocab is not None:
-                known = known[:, self.drafter.vocab]
-            logits = logits + known.masked_fill(greedy[:, None], 0)[:, None]
-        return logits.log_softmax(-1)
-
-    def _tokens(self, index: Tensor) -> Tensor:
-        return index if self.drafter.vocab is None else self.drafter.vocab[index]
-
-    def _chain(self, rows: RowsView, hidden: Tensor, strategy: Strategy) -> tuple[Tensor, Tensor]:
+    def _chain(self, rows: RowsView, hidden: Tensor, strategy: Strategy, race: _Race) -> tuple[Tensor, Tensor]:
+        batch, device, depth = len(rows.context), rows.context.device, strategy.depth
+        places = rows.context[:, None] + torch.arange(1, depth + 1, device=device)
+        cos, sin = (x.view(batch, depth, 1, -1) for x in self.drafter.rotations(places.flatten(), hidden.dtype))
         tokens: list[Tensor] = []
         attention: DecodeAttention | None = None
-        for level in range(strategy.depth):
-            scores = self._scores(rows, hidden[:, None], level, strategy.noise)
-            tokens.append(self._tokens(scores[:, 0].argmax(-1)))
-            if level == strategy.depth - 1:
-                break
-            place = rows.context + 1 + level
-            if attention is None or not attention.advance():
-                attention = DecodeAttention(self.pool, rows.table, place, self.heads, start=rows.start)
-            hidden = self.drafter(tokens[-1], hidden, place, attention)
-        batch, device = len(rows.context), rows.context.device
-        parents = torch.arange(strategy.depth, dtype=torch.int32, device=device).expand(batch, -1)
+        for level in range(depth):
+            if level:
+                if attention is None or not attention.advance():
+                    place = rows.context + level
+                    attention = DecodeAttention(self.pool, rows.table, place, self.heads, start=rows.start)
+                hidden = self.drafter.run(tokens[-1], hidden, (cos[:, level - 1], sin[:, level - 1]), attention)
+            tokens.append(self._tokens(race.scores(hidden, level).argmax(-1)))
+        parents = torch.arange(depth, dtype=torch.int32, device=device).expand(batch, -1)
         return torch.stack(tokens, 1).int(), parents
 
-    def _beams(self, rows: RowsView, hidden: Tensor, strategy: Strategy) -> tuple[Tensor, Tensor]:
+    def _beams(self, rows: RowsView, hidden: Tensor, strategy: Strategy, race: _Race) -> tuple[Tensor, Tensor]:
         """At every level the `width` likeliest continuations of the level above; of all, the likeliest `nodes`."""
         batch, device, width = len(rows.context), rows.context.device, strategy.width
-        best = self._scores(rows, hidden[:, None], 0, strategy.noise)[:, 0].topk(width)
+        best = race.scores(hidden, 0).log_softmax(-1).topk(width)
         score, token = best.values, self._tokens(best.indices)  # [B, width] of the newest level
         parent = torch.zeros_like(token)
         numbers = torch.arange(width, device=device)
@@ -115,7 +101,8 @@ class NeuralDrafting:
             place = (base + (level - 1))[:, None].expand(-1, width)
             hidden = self.drafter(token.flatten(), hidden.flatten(0, 1), place.flatten(), attention)
             hidden = hidden.view(batch, width, -1)
-            after = (score[..., None] + self._scores(rows, hidden, level, strategy.noise)).topk(width)  # of each
+            scores = race.scores(hidden.flatten(0, 1), level).log_softmax(-1).view(batch, width, -1)
+            after = (score[..., None] + scores).topk(width)  # of each
             best = after.values.flatten(1).topk(width)
             beam = best.indices // width
             score, token = best.values, self._tokens(after.indices.flatten(1).gather(1, best.indices))
@@ -127,6 +114,33 @@ class NeuralDrafting:
         if strategy.nodes < tokens.shape[1]:
             tokens, parents = _likeliest(tokens, parents, scores, strategy.nodes)
         return tokens.int(), parents.int()
+
+    def _tokens(self, index: Tensor) -> Tensor:
+        return index if self.drafter.vocab is None else self.drafter.vocab[index]
+
+
+class _Race:
+    """The drafter's own race: its logits over the temperature, and the noise of the place if it is used."""
+
+    def __init__(self, drafter: NeuralDrafter, rows: RowsView, noise: Tensor | None):
+        self.drafter = drafter
+        greedy = rows.sampling.temperature == 0
+        self.dtype = race_dtype(drafter.fc.dtype)
+        self.cool = torch.where(greedy, 1.0, rows.sampling.temperature).to(self.dtype)[:, None]
+        self.noise = None
+        if noise is not None:
+            known = noise if drafter.vocab is None else noise[..., drafter.vocab]
+            self.noise = known * (~greedy).to(known.dtype)[:, None, None]
+
+    def scores(self, hidden: Tensor, level: int) -> Tensor:
+        """What follows [B * n, hidden], where n belong to each request -> [B * n, guessable tokens]"""
+        logits = self.drafter.logits(hidden).to(self.dtype)
+        batch = len(self.cool)
+        if len(logits) == batch:
+            logits = logits / self.cool
+            return logits if self.noise is None else logits + self.noise[:, level]
+        logits = logits.view(batch, -1, logits.shape[-1]) / self.cool[:, None]
+        return (logits if self.noise is None else logits + self.noise[:, level, None]).flatten(0, 1)
 
 
 def _likeliest(tokens: Tensor, parents: Tensor, scores: Tensor, nodes: int) -> tuple[Tensor, Tensor]:

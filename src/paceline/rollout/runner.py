@@ -62,6 +62,7 @@ class Runner:
         self._noise = NoiseAhead(model.config.vocab_size, model.dtype)
         self._attention: DecodeAttention | None = None
         self._batch = (-1, -1)
+        self._ahead: Tensor | None = None
         # Guesses and their parents, where the checking pass finds them.
         self._guesses = torch.zeros(2, len(rows.host), MAX_NODES, dtype=torch.int32, device=model.device)
 
@@ -142,7 +143,8 @@ class Runner:
 
     def _propose(self, bucket: int, strategy: Strategy) -> tuple[Tensor, ...]:
         assert self.neural is not None
-        tokens, parents = self.neural.propose(bucket, strategy)
+        self._ahead = self._noise_ahead(self.rows.view(0, bucket), strategy.depth)
+        tokens, parents = self.neural.propose(bucket, strategy, self._ahead)
         self._guesses[0, :bucket, : strategy.nodes] = tokens
         self._guesses[1, :bucket, : strategy.nodes] = parents
         return ()
@@ -192,12 +194,18 @@ class Runner:
 
     def _tree_noise(self, rows: RowsView, level: Tensor, depth: int, is_chain: bool) -> Tensor:
         """The noise [B * T, V] of each member's position, made once per level."""
-        levels = rows.context[:, None] + 1 + torch.arange(depth + 1, device=level.device)
-        keys = position_keys(rows.sampling.keys[:, None], levels)
-        noise = gumbel(keys, self.model.config.vocab_size, race_dtype(self.model.dtype))
+        # What a draft has just raced with need not be made again, but graphs hand nothing on to each other.
+        ahead, self._ahead = self._ahead, None
+        noise = self._noise_ahead(rows, depth) if ahead is None or self.graphs is not None else ahead
         if not is_chain:
             noise = noise[torch.arange(len(level), device=level.device)[:, None], level]
         return noise.flatten(0, 1)
+
+    def _noise_ahead(self, rows: RowsView, depth: int) -> Tensor:
+        """The noise [B, depth + 1, V] of the next places."""
+        places = rows.context[:, None] + torch.arange(1, depth + 2, device=rows.context.device)
+        keys = position_keys(rows.sampling.keys[:, None], places)
+        return gumbel(keys, self.model.config.vocab_size, race_dtype(self.model.dtype))
 
     def _settle(self, attention: DecodeAttention, way: Tensor, held: Tensor) -> None:
         """Bring the keys and values of the guesses that hold to where plain decoding would have put them."""
