@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Array = np.ndarray[Any, Any]
 AHEAD = 32  # steps for which the mask of a single-token pass is laid out ahead
 MASKED = -1e30  # finite, so that a page of which nothing is visible gets weight zero and not NaN
 
@@ -100,9 +101,10 @@ class PageRows:
         visible = age < 0 if span > 1 else age <= 0
         if start is not None:
             visible &= age >= (start.numpy() - lengths)[owner][:, None]
-        bias = torch.from_numpy(np.where(visible, np.float32(0), np.float32(MASKED)))[:, None, None].to(dtype)
+        shown = np.where(visible, np.float32(0), np.float32(MASKED))[:, None]
         if span > 1:
-            bias = _add_tree(bias, tree, lengths, rows_of.reshape(batch, most), page_size, group, span)
+            shown = _add_tree(shown, tree.numpy(), lengths, rows_of.reshape(batch, most), page_size, group, span)
+        bias = torch.from_numpy(shown)[:, None].to(dtype)
         ordered = most == 1 and len(owner) == batch and bool((owner == np.arange(batch)).all())
         last_place, steps_left = None, 0
         if span == 1:
@@ -159,18 +161,26 @@ class PageRows:
         return out.view(batch, kv_heads, group, new, d).permute(0, 3, 1, 2, 4).reshape(rows, heads * d)
 
 
-def _add_tree(bias: Tensor, tree: Tensor, lengths: Any, rows_of: Any, page_size: int, group: int, span: int) -> Tensor:
-    """From what all queries see, [rows, 1, 1, extent], to what each of them sees, [rows, 1, group * new, extent]: they
-    differ only in the few places behind the context."""
+def _add_tree(
+    shown: Array, tree: Array, lengths: Array, rows_of: Array, page_size: int, group: int, span: int
+) -> Array:
+    """From what all queries see, [rows, 1, extent], to what each of them sees, [rows, group * new, extent]: they differ
+    only in the few places behind the context."""
     batch, new = tree.shape
-    bias = bias.expand(-1, 1, group * new, -1).contiguous()
+    shown = np.broadcast_to(shown, (len(shown), group * new, shown.shape[2])).copy()
     ahead = np.arange(span)
-    # A place that the table has no room for is written as the first one: nobody may see it, and nothing is lost.
-    ahead = np.where(lengths[:, None] + ahead < rows_of.shape[1] * page_size, ahead, 0)  # [batch, span]
-    place = lengths[:, None] + ahead
-    row = torch.from_numpy(rows_of[np.arange(batch)[:, None], place // page_size])
-    column = torch.from_numpy((place % page_size).astype(np.int64))
-    seen = (tree[:, :, None] >> torch.from_numpy(ahead)[:, None]) & 1  # [batch, new, span]
-    values = ((1 - seen) * MASKED).to(bias.dtype).repeat(1, group, 1)  # query = head in group * new + token
-    bias[row[:, None], 0, torch.arange(group * new)[:, None], column[:, None]] = values
-    return bias
+    place = lengths[:, None] + ahead  # [batch, span]
+    room = rows_of.shape[1] * page_size
+    if place[:, -1].max() >= room:
+        # A place that the table has no room for is written as the first one: nobody may see it, and nothing is lost.
+        ahead = np.where(place < room, ahead, 0)
+        place = lengths[:, None] + ahead
+    row = rows_of[np.arange(batch)[:, None], place // page_size]
+    seen = (tree[:, :, None] >> np.broadcast_to(ahead, place.shape)[:, None]) & 1  # [batch, new, span]
+    values = np.where(seen, np.float32(0), np.float32(MASKED))
+    # Queries of a kv head are ordered by head, then by token.
+    by_head = shown.reshape(len(shown), group, new, -1)
+    query = np.arange(new)[:, None]
+    for head in range(group):
+        by_head[row[:, None], head, query, (place % page_size)[:, None]] = values
+    return shown

@@ -3,101 +3,108 @@ after the other with no look at the host in between, so that on a GPU the whole 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from paceline.draft.neural import NeuralDrafter
 from paceline.draft.strategy import Strategy
-from paceline.kernels.paged_attention import chain_tree
-from paceline.rollout.attention import DecodeAttention, PrefillAttention
+from paceline.draft.window import RoundAttention, TailAttention, WindowCache
 from paceline.rollout.features import FeatureRing
-from paceline.rollout.pages import PagePool
 from paceline.rollout.rows import Rows, RowsView
 from paceline.rollout.sampling import race_dtype
 
-CATCH_UP = 64  # entries per request and pass when the drafter was off for long
+LONG = 64  # entries per request and pass when the drafter was off for long
 
 
 class NeuralDrafting:
-    def __init__(self, drafter: NeuralDrafter, pool: PagePool, rows: Rows, ring: FeatureRing, deepest: int):
-        self.drafter, self.pool, self.rows, self.ring = drafter, pool, rows, ring
+    def __init__(self, drafter: NeuralDrafter, rows: Rows, ring: FeatureRing, deepest: int):
+        self.drafter, self.rows, self.ring = drafter, rows, ring
         self.step = deepest + 1  # most entries that a round of checking leaves behind
-        self.heads = drafter.policy.config.heads
+        window, weight = drafter.shape.window, drafter.fc
+        assert window >= self.step, "a window holds at least what one round can write"
+        config = drafter.policy.config
+        self.cache = WindowCache(config, len(rows.host), window, weight.dtype, weight.device)
+        self.long = min(LONG, window)
 
-    def prefill(self, tokens: Tensor, features: Tensor, positions: Tensor, attention: PrefillAttention) -> None:
-        """Make the entries of whole sequences: each token with the features of the one before it."""
+    def prefill(self, tokens: Tensor, features: Tensor, positions: Tensor, lengths: list[int]) -> list[Any]:
+        """Make the entries of whole texts: each token with the features before it -> what to keep of each text."""
         before = features.roll(1, 0).masked_fill(positions[:, None] == 0, 0)
+        attention = TailAttention(lengths, tokens.device, self.cache.window)
         self.drafter(tokens, self.drafter.fuse(before), positions, attention)
+        return attention.tails
 
     def missing(self, count: int) -> int:
         """Entries that the request lacking most lacks, the one of its last token included."""
         return int((self.rows.context[:count] - self.rows.drafted[:count]).max()) + 1
 
     def skip(self, count: int) -> None:
-        """Forget entries that lie further back than the drafter looks; what it missed of those is never made."""
-        rows, window = self.rows, self.ring.window
-        oldest = rows.context[:count] - window + 2  # features reach back a window, and an entry needs those before it
+        """Give up on missing entries that lie further back than features are kept, and on all before them."""
+        rows = self.rows
+        oldest = rows.context[:count] - self.ring.window + 2  # an entry needs the features of the place before it
         behind = rows.drafted[:count] < oldest
         rows.drafted[:count][behind] = oldest[behind]
         rows.start[:count][behind] = oldest[behind]
-        far = rows.start[:count] < oldest
-        rows.start[:count][far] = oldest[far]
 
-    def catch_up(self, count: int, new: int) -> Tensor:
-        """Make up to `new` missing entries per request -> output [count, hidden] of the last one that exists."""
+    def catch_up(self, count: int, new: int, room: int = 0) -> tuple[Tensor, RoundAttention]:
+        """Make up to `new` missing entries per request -> output [count, hidden] of the last one that exists, and the
+        attention of the round, with room for as many guesses."""
         rows = self.rows.view(0, count)
-        ahead = torch.arange(new, device=rows.context.device)
-        places = rows.drafted.long()[:, None] + ahead
+        places = rows.drafted.long()[:, None] + torch.arange(new, device=rows.drafted.device)
+        present = places <= rows.context[:, None]
         tokens, features = self.ring.take(rows.slot, places)
-        attention = DecodeAttention(
-            self.pool, rows.table, rows.drafted, self.heads, chain_tree(count, new, places.device), start=rows.start
-        )
-        hidden = self.drafter.fuse(features.flatten(0, 1))
-        out = self.drafter(tokens.flatten(), hidden, places.flatten(), attention).view(count, new, -1)
+        attention = RoundAttention(self.cache, rows.slot, rows.drafted, rows.start, new + room)
+        attention.entries(new, present)
+        out = self.drafter(tokens.flatten(), self.drafter.fuse(features.flatten(0, 1)), places.flatten(), attention)
+        assert attention.new is not None
+        k, v = (x.view(count, new, *x.shape[1:]) for x in attention.new)
+        self.cache.put(rows.slot.long()[:, None].where(present, 0), places, k, v)
         last = (rows.context - rows.drafted).long().clamp(0, new - 1)
-        return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[-1]))[:, 0]
+        out = out.view(count, new, -1)
+        return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[-1]))[:, 0], attention
 
     def propose(self, count: int, strategy: Strategy, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Catch up by a round, then guess -> tokens and parents, int32 [count, nodes].
         `noise` [count, at least depth, V] is that of the places to be guessed."""
-        on_host = self.pool.k.device.type == "cpu"  # where shapes may depend on values
-        hidden = self.catch_up(count, self.missing(count) if on_host else self.step)
+        on_host = self.cache.k.device.type == "cpu"  # where shapes may depend on values
+        new = self.missing(count) if on_host else self.step
+        hidden, attention = self.catch_up(count, new, strategy.depth * strategy.width)
         rows = self.rows.view(0, count)
         race = _Race(self.drafter, rows, noise if strategy.noise else None)
-        return (
-            self._chain(rows, hidden, strategy, race) if strategy.chain else self._beams(rows, hidden, strategy, race)
-        )
+        guess = self._chain if strategy.chain else self._beams
+        return guess(rows, hidden, strategy, race, attention)
 
-    def _chain(self, rows: RowsView, hidden: Tensor, strategy: Strategy, race: _Race) -> tuple[Tensor, Tensor]:
+    def _chain(
+        self, rows: RowsView, hidden: Tensor, strategy: Strategy, race: _Race, attention: RoundAttention
+    ) -> tuple[Tensor, Tensor]:
         batch, device, depth = len(rows.context), rows.context.device, strategy.depth
         places = rows.context[:, None] + torch.arange(1, depth + 1, device=device)
         cos, sin = (x.view(batch, depth, 1, -1) for x in self.drafter.rotations(places.flatten(), hidden.dtype))
         tokens: list[Tensor] = []
-        attention: DecodeAttention | None = None
         for level in range(depth):
             if level:
-                if attention is None or not attention.advance():
-                    place = rows.context + level
-                    attention = DecodeAttention(self.pool, rows.table, place, self.heads, start=rows.start)
+                attention.guess()
                 hidden = self.drafter.run(tokens[-1], hidden, (cos[:, level - 1], sin[:, level - 1]), attention)
             tokens.append(self._tokens(race.scores(hidden, level).argmax(-1)))
         parents = torch.arange(depth, dtype=torch.int32, device=device).expand(batch, -1)
         return torch.stack(tokens, 1).int(), parents
 
-    def _beams(self, rows: RowsView, hidden: Tensor, strategy: Strategy, race: _Race) -> tuple[Tensor, Tensor]:
+    def _beams(
+        self, rows: RowsView, hidden: Tensor, strategy: Strategy, race: _Race, attention: RoundAttention
+    ) -> tuple[Tensor, Tensor]:
         """At every level the `width` likeliest continuations of the level above; of all, the likeliest `nodes`."""
         batch, device, width = len(rows.context), rows.context.device, strategy.width
         best = race.scores(hidden, 0).log_softmax(-1).topk(width)
         score, token = best.values, self._tokens(best.indices)  # [B, width] of the newest level
         parent = torch.zeros_like(token)
-        numbers = torch.arange(width, device=device)
-        bits = (1 << numbers).expand(batch, -1)  # what each sees of the guesses, itself included
+        ancestry = torch.eye(width, dtype=torch.bool, device=device).expand(batch, -1, -1)  # itself included
         hidden = hidden[:, None].expand(-1, width, -1)
         levels = [(token, parent, score)]
         base = rows.context + 1
         for level in range(1, strategy.depth):
             first = (level - 1) * width
-            attention = DecodeAttention(self.pool, rows.table, base, self.heads, bits, offset=first, start=rows.start)
+            attention.guesses(ancestry)
             place = (base + (level - 1))[:, None].expand(-1, width)
             hidden = self.drafter(token.flatten(), hidden.flatten(0, 1), place.flatten(), attention)
             hidden = hidden.view(batch, width, -1)
@@ -107,7 +114,8 @@ class NeuralDrafting:
             beam = best.indices // width
             score, token = best.values, self._tokens(after.indices.flatten(1).gather(1, best.indices))
             parent = 1 + first + beam
-            bits = bits.gather(1, beam) | (1 << (level * width + numbers))
+            above = ancestry.gather(1, beam[..., None].expand_as(ancestry))
+            ancestry = torch.cat((above, torch.eye(width, dtype=torch.bool, device=device).expand(batch, -1, -1)), 2)
             hidden = hidden.gather(1, beam[..., None].expand_as(hidden))
             levels.append((token, parent, score))
         tokens, parents, scores = (torch.cat(part, 1) for part in zip(*levels, strict=True))

@@ -124,9 +124,8 @@ class Engine:
 
         page_size = s.page_size or _page_size(model.device, s.max_batch)
         most_pages = -(-self.max_length // page_size)
-        more = 1 if neural else 0
-        pages = s.pages or _pool_pages(model, s, page_size, most_pages, more)
-        self.pool = PagePool(model.config, pages, page_size, model.dtype, model.device, more)
+        pages = s.pages or _pool_pages(model, s, page_size, most_pages)
+        self.pool = PagePool(model.config, pages, page_size, model.dtype, model.device)
         self.rows = Rows(s.max_batch, most_pages, model.device)
         self.scheduler = Scheduler(self.pool, self.rows, s.max_batch, s.prefill_tokens)
         self.graphs = GraphPool(s.graph_bytes) if s.cuda_graphs and model.device.type == "cuda" else None
@@ -149,7 +148,7 @@ class Engine:
         width = len(model.config.tap_layers) * model.config.hidden_size
         ring = FeatureRing(self.settings.max_batch, neural.shape.window, width, model.dtype, model.device)
         deepest = max((s.depth for s in self.strategies), default=1)
-        drafting = NeuralDrafting(neural, self.pool, self.rows, ring, deepest)
+        drafting = NeuralDrafting(neural, self.rows, ring, deepest)
         return Runner(model, self.pool, self.rows, self.graphs, ring, drafting)
 
     def submit(self, requests: Iterable[Request]) -> None:
@@ -332,9 +331,9 @@ def _page_size(device: torch.device, max_batch: int) -> int:
     return 256 if max_batch > 2 else 1024
 
 
-def _pool_pages(model: Decoder, settings: EngineSettings, page_size: int, most_pages: int, more_layers: int) -> int:
+def _pool_pages(model: Decoder, settings: EngineSettings, page_size: int, most_pages: int) -> int:
     """Enough pages for a full batch of longest requests, within what the machine can spare."""
-    size = page_bytes(model.config, page_size, model.dtype, more_layers)
+    size = page_bytes(model.config, page_size, model.dtype)
     wanted = settings.max_batch * (most_pages + 1) + 1
     if settings.kv_bytes is not None:
         room = settings.kv_bytes

@@ -13,20 +13,11 @@ from paceline.model.config import DecoderConfig
 class PagePool:
     """All pages of an engine. Page 0 is scratch: rows that pad a graph write there, and nobody reads it."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        pages: int,
-        page_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        more_layers: int = 0,
-    ):
-        """`more_layers` are for a drafter, whose keys and values lie behind the policy's."""
+    def __init__(self, config: DecoderConfig, pages: int, page_size: int, dtype: torch.dtype, device: torch.device):
         assert pages >= 2, "a pool needs the scratch page and one more"
         self.page_size = page_size
         self.pages = pages
-        shape = (config.layers + more_layers, pages, config.kv_heads, page_size, config.head_dim)
+        shape = (config.layers, pages, config.kv_heads, page_size, config.head_dim)
         # Zeros, because masked places still enter a sum on the CPU path, where anything but a number would spoil it.
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
@@ -109,5 +100,5 @@ class PagePool:
         self._v_rows[layer].index_copy_(0, slots, v.reshape(-1, d))
 
 
-def page_bytes(config: DecoderConfig, page_size: int, dtype: torch.dtype, more_layers: int = 0) -> int:
-    return 2 * (config.layers + more_layers) * config.kv_heads * config.head_dim * page_size * dtype.itemsize
+def page_bytes(config: DecoderConfig, page_size: int, dtype: torch.dtype) -> int:
+    return 2 * config.layers * config.kv_heads * config.head_dim * page_size * dtype.itemsize

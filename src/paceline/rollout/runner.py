@@ -21,7 +21,7 @@ from paceline.draft.tuner import sizes
 from paceline.kernels.noise import gumbel, position_keys
 from paceline.model.decoder import Decoder
 from paceline.rollout.attention import DecodeAttention, PrefillAttention
-from paceline.rollout.drafting import CATCH_UP, NeuralDrafting
+from paceline.rollout.drafting import NeuralDrafting
 from paceline.rollout.features import FeatureRing
 from paceline.rollout.graphs import GraphPool
 from paceline.rollout.pages import PagePool
@@ -39,10 +39,13 @@ class Drawn(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """What is left of a prompt's last token: the state that the next one is drawn from, and the drafter's features."""
+    """What a text leaves: of its last token the state that the next one is drawn from and the features, and the
+    drafter's last entries."""
 
     hidden: Tensor
-    features: Tensor | None
+    features: Tensor | None = None
+    entries: Any = None
+    length: int = 0
 
 
 class Runner:
@@ -78,10 +81,10 @@ class Runner:
         self.policy_passes += 1
         last = torch.tensor(lengths, device=device).cumsum(0) - 1
         if features is None:
-            return [Filled(row, None) for row in hidden[last]]
-        if self.neural is not None:
-            self.neural.prefill(tokens, features, positions, attention)
-        return [Filled(row, feature) for row, feature in zip(hidden[last], features[last], strict=True)]
+            return [Filled(row) for row in hidden[last]]
+        assert self.neural is not None, "features are for a drafter"
+        entries = self.neural.prefill(tokens, features, positions, lengths)
+        return [Filled(*parts) for parts in zip(hidden[last], features[last], entries, lengths, strict=True)]
 
     def draw(self, filled: list[Filled], first: int, filters: bool) -> Drawn:
         """Draw the next token of the rows from `first` on, given what their prompts left."""
@@ -94,6 +97,9 @@ class Runner:
         if self.ring is not None:
             features = torch.stack([f.features for f in filled if f.features is not None])
             self.ring.put(rows.slot, rows.context - 1, features[:, None], tokens[:, None])
+        if self.neural is not None:
+            for slot, f in zip(self.rows.slot[first:last].tolist(), filled, strict=True):
+                self.neural.cache.fill(slot, f.entries, f.length)
         self._batch = (-1, -1)
         return read(tokens[:, None], logprobs[:, None])
 
@@ -133,9 +139,9 @@ class Runner:
         neural.skip(count)
         bucket = self._bucket(count)
         while neural.missing(count) > neural.step:
-            self._run(("catch up", bucket), bucket, lambda: (neural.catch_up(bucket, CATCH_UP),))
+            self._run(("catch up", bucket), bucket, lambda: neural.catch_up(bucket, neural.long)[:1])
             self._wait()
-            made = self.rows.drafted[:count] + CATCH_UP
+            made = self.rows.drafted[:count] + neural.long
             self.rows.drafted[:count] = made.clip(
                 max=self.rows.context[:count]
             )  # the last entry comes with the guesses

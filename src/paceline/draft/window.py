@@ -1,0 +1,117 @@
+"""The neural drafter's cache: the keys and values of its latest entries, in a ring per request, and attention over it.
+
+A round copies the rings of the batch side by side, with room behind them for the entries that are missing and for the
+guesses; a guess sees the ring, the entries behind it, and its own ancestors. Only entries of checked tokens go back
+into the rings. Shapes never depend on values, so a round can be part of a captured graph.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.model.attention import PackedAttention
+from paceline.model.config import DecoderConfig
+
+MASKED = -1e30
+
+
+class WindowCache:
+    def __init__(self, config: DecoderConfig, slots: int, window: int, dtype: torch.dtype, device: torch.device):
+        """Slot 0 is scratch: rows that pad a graph and entries that must not be kept are written there."""
+        self.window = window
+        shape = (slots + 1, config.kv_heads, window, config.head_dim)
+        self.k, self.v = torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.k.nbytes + self.v.nbytes
+
+    def put(self, slot: Tensor, places: Tensor, k: Tensor, v: Tensor) -> None:
+        """Entries [B, n, kv_heads, d] of the places [B, n]; those of slot 0 are dropped. slot: [B, n]."""
+        self.k[slot, :, places % self.window] = k
+        self.v[slot, :, places % self.window] = v
+
+    def fill(self, slot: int, tail: tuple[Tensor, Tensor], length: int) -> None:
+        """The last entries [n, kv_heads, d] of a text of this length, n at most the window."""
+        n = len(tail[0])
+        places = torch.arange(length - n, length, device=self.k.device) % self.window
+        self.k[slot, :, places], self.v[slot, :, places] = tail[0].transpose(0, 1), tail[1].transpose(0, 1)
+
+
+class TailAttention(PackedAttention):
+    """Whole texts at once; remembers the last keys and values of each, as `WindowCache.fill` takes them."""
+
+    def __init__(self, lengths: list[int], device: torch.device, window: int):
+        super().__init__(lengths, device)
+        self.window = window
+        self.tails: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        both = zip(k.split(self.lengths), v.split(self.lengths), strict=True)
+        self.tails = [(a[-self.window :], b[-self.window :]) for a, b in both]
+        return super().__call__(layer, q, k, v)
+
+
+class RoundAttention:
+    """What the passes of one round look at. Each call belongs to the tokens announced before it."""
+
+    def __init__(self, cache: WindowCache, slot: Tensor, drafted: Tensor, start: Tensor, room: int):
+        """`drafted` entries of each request are known, of which those from `start` on can be seen; all int [B]."""
+        self.batch, window = len(slot), cache.window
+        ring = slot.long()
+        pad = (0, 0, 0, room)
+        self.keys, self.values = F.pad(cache.k[ring], pad), F.pad(cache.v[ring], pad)
+        # Column j of a ring holds the latest known place that leaves the remainder j.
+        newest = drafted.long()[:, None] - 1
+        columns = torch.arange(window, device=slot.device)
+        places = newest - (newest - columns) % window
+        known = places >= start.long().clamp(min=0)[:, None]
+        self.bias = torch.full((self.batch, 1, 1, window + room), MASKED, dtype=cache.k.dtype, device=slot.device)
+        self.bias[:, 0, 0, :window].masked_fill_(known, 0)
+        self.used = window
+        self._mask = self.bias
+        self._base = window
+        self.new: tuple[Tensor, Tensor] | None = None
+
+    def entries(self, count: int, present: Tensor) -> None:
+        """Next come `count` entries in order; later passes see those that are `present` [B, count]."""
+        first, self.used = self.used, self.used + count
+        self._seen_by(torch.tril(torch.ones(count, count, dtype=torch.bool, device=present.device))[None], first)
+        self.bias[:, 0, 0, first : self.used].masked_fill_(present, 0)
+        self._base = self.used
+
+    def guess(self) -> None:
+        """Next comes one guess per request, which sees all before it."""
+        self.used += 1
+        self.bias[..., self.used - 1] = 0
+        self._mask = self.bias[..., : self.used]
+
+    def guesses(self, ancestry: Tensor) -> None:
+        """Next come n guesses per request; `ancestry` [B, n, guesses so far and these] tells whom each sees."""
+        self.used += ancestry.shape[1]
+        self._seen_by(ancestry, self._base)
+
+    def _seen_by(self, seen: Tensor, first: int) -> None:
+        """All see what the bias shows before column `first`; behind it, each what `seen` [B, n, columns] says."""
+        own = torch.zeros_like(seen, dtype=self.bias.dtype).masked_fill_(~seen, MASKED)[:, None]
+        shared = self.bias[..., :first].expand(-1, -1, seen.shape[1], -1)
+        self._mask = torch.cat((shared, own.expand(self.batch, -1, -1, -1)), -1)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows, heads, d = q.shape
+        batch, n, kv_heads = self.batch, rows // self.batch, k.shape[1]
+        group = heads // kv_heads
+        keys, values = self.keys[:, :, : self.used], self.values[:, :, : self.used]
+        self.new = k, v
+        if n == 1:  # the same as below, with fewer operations
+            keys[:, :, -1], values[:, :, -1] = k, v
+            q = q.view(batch, kv_heads, group, d)
+            return F.scaled_dot_product_attention(q, keys, values, attn_mask=self._mask).view(batch, heads * d)
+        keys[:, :, -n:] = k.view(batch, n, kv_heads, d).transpose(1, 2)
+        values[:, :, -n:] = v.view(batch, n, kv_heads, d).transpose(1, 2)
+        # All queries of one kv head lie together: [batch, kv_heads, group * n, d].
+        q = q.view(batch, n, kv_heads, group, d).permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * n, d)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=self._mask.repeat(1, 1, group, 1))
+        return out.view(batch, kv_heads, group, n, d).permute(0, 3, 1, 2, 4).reshape(rows, heads * d)
