@@ -99,6 +99,17 @@ def generate(
         print(tokenizer.decode(done[i].tokens))
 
 
+@app.command()
+def compare(words: Words = None) -> None:
+    """Roll out every step of a recipe both plainly and adaptively: how much faster is it, and is it the same?"""
+    from paceline.config import load_config
+
+    config = load_config(*split_words(words))
+    from paceline.compare import run_comparison
+
+    run_comparison(config, Console(highlight=False))
+
+
 draft = typer.Typer(help="Train and examine drafters.", no_args_is_help=True)
 app.add_typer(draft, name="draft")
 

@@ -74,20 +74,21 @@ class SuffixDrafter(Drafter):
                 start = line * self.width + known
                 self._texts[start : start + len(new)] = new
                 self._lengths[line] = known + len(new)
-                fresh.append(np.arange(start + 1, start + len(new) + 1))
+                fresh.append(np.arange(start, start + len(new)))
                 where.append(np.full(len(new), line))
         if fresh:
             self._remember(np.concatenate(fresh), np.concatenate(where))
         return lines
 
     def _remember(self, ends: Array, lines: Array) -> None:
-        """Point at these places, each the one behind a run."""
+        """Point at these places, each the one behind a run, now that something is there."""
         for n in GRAMS:
             long = ends - lines * self.width >= n
             at = ends[long]
             buckets = self._buckets(at, lines[long], n)
-            self._table[buckets, 1:] = self._table[buckets, :-1]
-            self._table[buckets, 0] = at
+            for some in _distinct(buckets):
+                self._table[buckets[some], 1:] = self._table[buckets[some], :-1]
+                self._table[buckets[some], 0] = at[some]
 
     def _buckets(self, ends: Array, lines: Array, n: int) -> Array:
         """Where in the table the run of n tokens before each place belongs, given its prompt."""
@@ -123,6 +124,18 @@ class SuffixDrafter(Drafter):
         line = safe // self.width
         there = (found >= 0)[..., None] & (places < (line * self.width + self._lengths[line])[..., None])
         return np.where(there, self._texts[np.minimum(places, self._texts.size - 1)], -1)
+
+
+def _distinct(keys: Array) -> list[Array]:
+    """Indices in portions without repeated keys, in order; of a key that comes often, the last few occurrences."""
+    order = keys.argsort(kind="stable")
+    ordered = keys[order]
+    first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(keys) else np.zeros(0, np.int64)
+    counts = np.diff(np.r_[first, len(keys)])
+    if len(first) == len(keys):
+        return [order] if len(keys) else []
+    to_come = np.repeat(first + counts, counts) - np.arange(len(keys))  # of the same key, itself included
+    return [order[to_come == left] for left in range(min(WAYS, counts.max()), 0, -1)]
 
 
 def _tree(tokens: Array, weight: Array, strategy: Strategy) -> Draft:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -32,6 +32,7 @@ class Acceptance:
     reached: list[float] = field(default_factory=list)
     held: list[float] = field(default_factory=list)
     rate: list[float] = field(default_factory=list)  # the estimate before the observations that still count
+    best: list[float] = field(default_factory=list)  # the highest it has been: what a look may find again
     round: int = 0
 
     def observe(self, now: int, depth: int, accepted: list[int]) -> None:
@@ -40,9 +41,11 @@ class Acceptance:
             self.reached.append(0.0)
             self.held.append(0.0)
             self.rate.append(self.rate[-1] if self.rate else BELIEF)
+            self.best.append(BELIEF)
         for d in range(depth):
             self.reached[d] += sum(a >= d for a in accepted)
             self.held[d] += sum(a > d for a in accepted)
+            self.best[d] = max(self.best[d], self.holds(d))
 
     def _fade(self, now: int) -> None:
         """Old observations lose weight; what they said becomes what is believed before new ones come."""
@@ -62,11 +65,20 @@ class Acceptance:
 
     def tokens(self, depth: int) -> float:
         """Expected tokens of a round: the guesses that hold, and one that the policy writes itself."""
-        total = alive = 1.0
-        for d in range(depth):
-            alive *= self.holds(d)
-            total += alive
-        return total
+        return _tokens([self.holds(d) for d in range(depth)])
+
+    def hope(self, depth: int) -> float:
+        """Tokens of a round if guesses held as they did in their best time."""
+        known = self.best[:depth]
+        return _tokens(known + [known[-1] if known else BELIEF] * (depth - len(known)))
+
+
+def _tokens(holds: list[float]) -> float:
+    total = alive = 1.0
+    for probability in holds:
+        alive *= probability
+        total += alive
+    return total
 
 
 @dataclass
@@ -92,6 +104,7 @@ class Tuner:
         self._costs: dict[tuple[int, Strategy], Cost] = {}
         self._acceptance: dict[str, Acceptance] = {s.family: Acceptance() for s in self.strategies}
         self._exploring = False
+        self._looks = 0
 
     def bucket(self, batch: int) -> int:
         return self.sizes[min(bisect_left(self.sizes, batch), len(self.sizes) - 1)]
@@ -129,18 +142,30 @@ class Tuner:
     def _cost(self, size: int, strategy: Strategy) -> float:
         """Seconds of a round: measured, or guessed from the nearest size that was."""
         known = self._costs.get((size, strategy))
-        if known and known.seconds:
+        if known and len(known.seconds) > (0 if strategy.plain else 1):
             return known.typical
+        guess = self._guess(size, strategy)
+        return (known.typical + guess) / 2 if known and known.seconds else guess  # one duration may be an accident
+
+    def _guess(self, size: int, strategy: Strategy) -> float:
+        """What a round should take, judging by other sizes. Rather too low than too high: what is tried is measured,
+        what is not tried stays unknown."""
         if strategy.plain:
             near = self._nearest(size, PLAIN)
             # Between reading the weights once for all and computing each text on its own.
             return near[1] * (size / near[0]) ** 0.5 if near else 1.0
         near = self._nearest(size, strategy)
-        ratio = near[1] / self._cost(near[0], PLAIN) if near else _guess(strategy)
+        if near is None:
+            ratio = _prior(strategy)
+        else:
+            ratio = near[1] / self._cost(near[0], PLAIN)
+            if size < near[0]:  # checking many guesses for few texts costs relatively less
+                ratio = 1 + max(0.0, ratio - 1) * size / near[0]
         return self._cost(size, PLAIN) * ratio
 
     def _nearest(self, size: int, strategy: Strategy) -> tuple[int, float] | None:
-        known = [(n, c.typical) for (n, s), c in self._costs.items() if s == strategy and c.seconds]
+        """The other size nearest to this one at which the strategy was measured, and what it took there."""
+        known = [(n, c.typical) for (n, s), c in self._costs.items() if s == strategy and c.seconds and n != size]
         return min(known, key=lambda pair: abs(pair[0] - size), default=None)
 
     def _speed(self, size: int, strategy: Strategy) -> float:
@@ -150,7 +175,8 @@ class Tuner:
         return self._acceptance[strategy.family].tokens(strategy.depth)
 
     def _worth_a_look(self, size: int, best: Strategy) -> Strategy | None:
-        """Of those not tried for a while at this size, the one that may be fastest; long untried ones in turn."""
+        """Of those not tried for a while at this size, the one that was fastest in its best time; every fourth look
+        goes to the one that has waited longest, so that costs stay known too."""
 
         def age(s: Strategy) -> int:
             known = self._costs.get((size, s))
@@ -159,9 +185,10 @@ class Tuner:
         stale = [s for s in self.strategies if s != best and age(s) >= PATIENCE]
         if not stale:
             return None
-        if self.round % 2:
-            return max(stale, key=lambda s: self._speed(size, s))
-        return max(stale, key=age)
+        self._looks += 1
+        if self._looks % 4 == 0:
+            return max(stale, key=age)
+        return max(stale, key=lambda s: self._acceptance[s.family].hope(s.depth) / self._cost(size, s))
 
     def state(self) -> dict[str, Any]:
         """All that it knows, as JSON."""
@@ -173,10 +200,7 @@ class Tuner:
                 {"batch": n, "strategy": str(s), "round": c.round, "seconds": list(c.seconds)}
                 for (n, s), c in sorted(self._costs.items(), key=lambda kv: (kv[0][0], str(kv[0][1])))
             ],
-            "acceptance": {
-                family: {"reached": a.reached, "held": a.held, "rate": a.rate, "round": a.round}
-                for family, a in self._acceptance.items()
-            },
+            "acceptance": {family: asdict(a) for family, a in self._acceptance.items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -202,6 +226,6 @@ def sizes(most: int) -> list[int]:
     return sorted(ladder)
 
 
-def _guess(strategy: Strategy) -> float:
+def _prior(strategy: Strategy) -> float:
     """Cost relative to plain decoding, before anything was measured."""
     return 1.0 + 0.1 * strategy.nodes + 0.1 * strategy.depth

@@ -143,7 +143,10 @@ def summary(rows: list[dict[str, Any]], folder: str) -> Table:
     table.add_row("by thirds", f"first {np.mean(rewards[:third]):.3f}, last {np.mean(rewards[-third:]):.3f}")
     table.add_row("reward", sparkline(rewards))
     median = lambda name: float(np.median([row.get(name, 0.0) for row in rows]))  # noqa: E731
-    table.add_row("rollout", f"{median('rollout/tok_s'):,.0f} tokens/s (median)")
+    speed = f"{median('rollout/tok_s'):,.0f} tokens/s (median)"
+    if any(row.get("rollout/spec_rounds") for row in rows):
+        speed += f", {median('rollout/spec_accept_length'):.2f} tokens per check where guesses were made"
+    table.add_row("rollout", speed)
     split = ", ".join(f"{name} {median(f'timing_s/{key}'):.2f}" for key, (name, _) in PARTS.items())
     table.add_row("seconds per step", f"{median('timing_s/step'):.2f} (median): {split}")
     table.add_row("run", folder)

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.draft.strategy import PLAIN, Strategy, default_strategies
+from paceline.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "text", ["plain", "suffix:8", "neural:5", "neural:4x3", "neural:4x3/8", "neural:4x3/8~", "mine:1"]
+)
+def test_strategies_are_what_is_written(text):
+    assert str(Strategy.parse(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "neural", "neural:0", "a:3x0", "a:4x3/13", "a:4x3/2", "neural:64", "5"])
+def test_what_is_no_strategy_is_refused_by_name(text):
+    with pytest.raises(UserError, match=f"'{text}'"):
+        Strategy.parse(text)
+
+
+def test_plain_decoding_is_always_among_them():
+    assert default_strategies([]) == [PLAIN]
+    assert {s.drafter for s in default_strategies(["suffix", "neural"])} == {"plain", "suffix", "neural"}

@@ -1,0 +1,93 @@
+"""The tuner on simulated machines, whose costs and acceptance are known."""
+
+from __future__ import annotations
+
+import json
+import random
+
+from paceline.draft.strategy import PLAIN, Strategy
+from paceline.draft.tuner import Tuner
+
+STRATEGIES = [Strategy.parse(s) for s in ("plain", "suffix:3", "neural:2", "neural:4", "neural:7", "neural:4x3/8")]
+
+
+class Machine:
+    """A pass costs a floor until too many tokens run at once; a draft costs a share of that per level."""
+
+    def __init__(self, rate: dict[str, float], seed: int = 0, knee: int = 128):
+        self.rate, self.knee, self.dice = rate, knee, random.Random(seed)
+
+    def cost(self, batch: int, s: Strategy) -> float:
+        tokens = batch * (1 + s.nodes)
+        draft = 0.15 * s.depth if s.drafter == "neural" else 0.02
+        return 1e-3 * (max(1.0, tokens / self.knee) + (0 if s.plain else draft))
+
+    def tokens(self, s: Strategy) -> float:
+        rate, total, alive = self.rate.get(s.drafter, 0.0), 1.0, 1.0
+        for _ in range(s.depth):
+            alive *= rate
+            total += alive
+        return total
+
+    def speed(self, batch: int, s: Strategy) -> float:
+        return batch * self.tokens(s) / self.cost(batch, s)
+
+    def round(self, tuner: Tuner, batch: int) -> tuple[Strategy, float, float]:
+        s = tuner.choose(batch)
+        accepted = []
+        for _ in range(batch):
+            a = 0
+            while a < s.depth and self.dice.random() < self.rate.get(s.drafter, 0.0):
+                a += 1
+            accepted.append(a)
+        seconds = self.cost(batch, s) * self.dice.uniform(0.97, 1.1)
+        tuner.observe(batch, s, seconds, None if s.plain else accepted, warm=True)
+        return s, seconds, batch + sum(accepted)
+
+
+def play(tuner: Tuner, machine: Machine, batch: int, rounds: int) -> float:
+    played = [machine.round(tuner, batch) for _ in range(rounds)]
+    return sum(p[2] for p in played) / sum(p[1] for p in played)
+
+
+def test_reaches_the_best_strategy_at_every_batch_size_and_plain_where_nothing_pays():
+    machine, tuner = Machine({"neural": 0.8, "suffix": 0.3}), Tuner(STRATEGIES, 256)
+    for batch in (256, 64, 16, 4, 1):
+        play(tuner, machine, batch, 150)
+        best = max(machine.speed(batch, s) for s in STRATEGIES)
+        assert play(tuner, machine, batch, 200) > 0.93 * best, batch
+    assert max(STRATEGIES, key=lambda s: machine.speed(256, s)) == PLAIN
+
+
+def test_exploration_is_bounded():
+    machine, tuner = Machine({"neural": 0.8, "suffix": 0.3}), Tuner(STRATEGIES, 64)
+    for batch in (64, 32, 8, 1):
+        play(tuner, machine, batch, 500)
+    assert tuner.explored <= 0.021 * tuner.seconds
+
+
+def test_notices_a_drafter_that_went_bad_and_one_that_came_back():
+    machine, tuner = Machine({"neural": 0.85, "suffix": 0.1}), Tuner(STRATEGIES, 8)
+    play(tuner, machine, 8, 300)
+    good = play(tuner, machine, 8, 100)
+    machine.rate["neural"] = 0.02
+    play(tuner, machine, 8, 100)
+    assert play(tuner, machine, 8, 100) > 0.97 * machine.speed(8, PLAIN) * 0.96  # durations vary by some percent
+    machine.rate["neural"] = 0.85
+    play(tuner, machine, 8, 200)
+    assert play(tuner, machine, 8, 100) > 0.95 * good
+
+
+def test_state_survives_as_json():
+    machine, tuner = Machine({"neural": 0.8}), Tuner(STRATEGIES, 16)
+    play(tuner, machine, 16, 100)
+    play(tuner, machine, 3, 100)
+    other = Tuner(STRATEGIES, 16)
+    other.restore(json.loads(json.dumps(tuner.state())))
+    assert other.state() == tuner.state()
+    assert other.choose(16) == tuner.choose(16)
+
+
+def test_without_drafters_there_is_nothing_to_choose():
+    tuner = Tuner([PLAIN], 8)
+    assert {tuner.choose(b) for b in range(1, 9)} == {PLAIN}

@@ -1,0 +1,83 @@
+"""Speculation as a user meets it: compare, draft train, draft eval, and drafters that do not fit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from .test_cli import QUICK, here, paceline, rows
+
+
+def last_json(text: str) -> dict:
+    return json.loads(text.strip().splitlines()[-1])
+
+
+def test_compare_says_how_much_faster_and_that_it_is_the_same(tmp_path):
+    run = tmp_path / "run"
+    done = paceline("compare", *QUICK, "rollout.max_tokens=120", f"run_dir={run}")
+    assert done.returncode == 0, done.stderr
+    result = last_json(done.stdout)
+    assert result["responses"] == 16 and result["identical"] + result["near_ties"] == 16
+    assert result["rollout_speedup"] > 0 and result["step_speedup"] > 0 and result["accept_length"] > 1.5
+    assert result["plain_tok_s"] > 0 and result["adaptive_tok_s"] > 0 and result["steps"] == 4
+    assert json.loads((run / "compare.json").read_text()) == result
+    picture = (run / "compare.svg").read_text()
+    assert picture.startswith("<svg") and "adaptive" in picture and "plain" in picture
+    assert all(row["compare/rollout_speedup"] > 0 for row in rows(run))
+
+
+def test_training_plain_and_adaptive_is_the_same(tmp_path):
+    runs = []
+    for mode in ("plain", "adaptive"):
+        assert here("train", *QUICK, f"run_dir={tmp_path / mode}", f"speculation.mode={mode}") == 0
+        runs.append(rows(tmp_path / mode))
+    for a, b in zip(*runs, strict=True):
+        for name in ("critic/rewards/mean", "response_length/mean", "actor/pg_loss"):
+            assert a[name] == pytest.approx(b[name], rel=1e-4, abs=1e-5)
+    assert runs[1][-1]["rollout/spec_accept_length"] > 1.5 and runs[0][-1]["rollout/spec_rounds"] == 0
+    state = json.loads((tmp_path / "adaptive/checkpoints/step-000004/state.json").read_text())
+    assert state["tuner"]["costs"] and state["tuner"]["acceptance"]
+
+
+def test_a_drafter_is_trained_examined_and_used(tmp_path, capsys):
+    folder = tmp_path / "drafter"
+    words = ["--minutes", "0.05", "--answers", "16", "--window", "32", "--set", "rollout.max_tokens=60"]
+    assert here("draft", "train", *words, "--out", folder) == 0
+    assert last_json(capsys.readouterr().out)["steps"] >= 1
+    assert here("draft", "eval", folder, "--prompts", "2", "--set", "rollout.max_tokens=20") == 0
+    result = last_json(capsys.readouterr().out)
+    assert [row["temperature"] for row in result["rows"]] == [0.0, 0.6, 1.0]
+    assert here("train", *QUICK, f"run_dir={tmp_path / 'run'}", f"speculation.drafter={folder}") == 0
+    assert here("draft", "train", *words, "--out", folder) == 2, "nothing is overwritten"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["speculation.drafter=nowhere"], "no drafter at nowhere"),
+        (["speculation.strategies=[neural:5x]"], "'neural:5x' is not a strategy"),
+        (["speculation.strategies=[oracle:5]"], "needs the drafter 'oracle'"),
+    ],
+)
+def test_what_does_not_work_is_told_plainly(words, message, tmp_path, capsys):
+    assert here("train", *QUICK, f"run_dir={tmp_path / 'run'}", *words) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_drafter_of_another_model_is_refused(tmp_path, capsys):
+    from paceline.draft.neural import DrafterShape, NeuralDrafter, save_drafter
+
+    from .conftest import tiny_model
+
+    save_drafter(NeuralDrafter(tiny_model(), DrafterShape(64, 32)).init_weights(), tmp_path / "other")
+    words = [f"run_dir={tmp_path / 'run'}", f"speculation.drafter={tmp_path / 'other'}"]
+    assert here("train", *QUICK, *words) == 2
+    assert "hidden_size 48, but the policy has 192" in capsys.readouterr().err
+
+
+def test_comparing_plain_with_plain_is_refused(capsys):
+    assert here("compare", "speculation.mode=plain") == 2
+    assert "nothing to compare" in capsys.readouterr().err
