@@ -184,3 +184,38 @@ def test_noise_stays_finite_at_both_ends():
     for bits in (0, 2**32 - 1):
         u = torch.tensor([float(bits)]).add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
         assert torch.isfinite(-torch.log(-torch.log1p(-u))).all()
+
+
+@pytest.mark.parametrize("strategy", ["neural:2", "neural:2x3/5~"])
+@pytest.mark.parametrize(("vocab", "draws"), [(256, 8192), pytest.param(VOCAB, DRAWS, marks=pytest.mark.soak)])
+def test_the_law_holds_with_speculation_on(strategy, vocab, draws):
+    """Tokens that a drafter guessed and a pass checked follow the exact distribution of the policy: the second token of
+    many answers to one prompt, against the policy's own, summed over every possible first one."""
+    from paceline.draft.strategy import Strategy
+    from paceline.model.attention import PackedAttention
+    from paceline.rollout import Engine, EngineSettings, Request, Sampling
+
+    from ..conftest import tiny_model
+    from .drafters import random_neural
+
+    model = tiny_model(dtype=torch.float32, vocab_size=vocab, hidden_size=24, num_attention_heads=2, head_dim=12)
+    prompt = (5, 17, 90, 3)
+
+    def last_logits(texts: list[tuple[int, ...]]) -> torch.Tensor:
+        attention = PackedAttention([len(t) for t in texts], torch.device("cpu"))
+        hidden, _ = model(torch.tensor([t for text in texts for t in text]), attention.positions(), attention)
+        return model.logits(hidden[torch.tensor([len(t) for t in texts]).cumsum(0) - 1]).double()
+
+    first = last_logits([prompt])[0].softmax(-1)
+    second = torch.zeros(vocab, dtype=torch.float64)
+    for start in range(0, vocab, 256):
+        given = last_logits([(*prompt, t) for t in range(start, start + 256)]).softmax(-1)
+        second += first[start : start + 256] @ given
+    chosen = Strategy.parse(strategy)
+    engine = Engine(model, EngineSettings(max_batch=512), None, [random_neural(model)], [chosen])
+    engine.choose = lambda batch: chosen
+    requests = (Request(i, prompt, Sampling(max_tokens=2), seed=3) for i in range(draws))
+    drawn = torch.tensor([c.tokens for c in engine.run(requests)])
+    assert engine.stats.drafted_texts == draws, "every second token was checked against guesses"
+    assert chi_square(drawn[:, 0], first.numpy()) > 1e-4
+    assert chi_square(drawn[:, 1], second.numpy()) > 1e-4

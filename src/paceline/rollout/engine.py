@@ -195,7 +195,7 @@ class Engine:
         if admission.sequences:
             first = len(self.scheduler.running) - len(admission.sequences)
             drawn = self._prefill(admission, first)
-            done = self._advance(first, drawn, fed=False)
+            done, _ = self._advance(first, drawn, fed=False)
             seconds = time.perf_counter() - started
             self.stats.prefill_s += seconds
             self._note(started, seconds, len(drawn.tokens), "prefill", len(drawn.tokens))
@@ -205,13 +205,13 @@ class Engine:
         captured = self.graphs.captured if self.graphs else 0
         drawn = self._plain() if strategy.plain else self._speculate(strategy)
         batch = len(drawn.held)  # reserving pages may have paused some
-        done = self._advance(0, drawn, fed=True)
+        done, written = self._advance(0, drawn, fed=True)
         seconds = time.perf_counter() - started
         accepted = None if strategy.plain else [c - 1 for c in drawn.held]
         warm = not self.graphs or self.graphs.captured == captured
         self.tuner.observe(batch, strategy, seconds, accepted, warm)
-        self._count(strategy, seconds, drawn)
-        self._note(started, seconds, batch, str(strategy), sum(drawn.held))
+        self._count(strategy, seconds, batch, written)
+        self._note(started, seconds, batch, str(strategy), written)
         return done
 
     def _plain(self) -> Drawn:
@@ -254,8 +254,9 @@ class Engine:
         self.stats.decoded_tokens += len(admission.sequences)
         return self.runner.draw(left, first, self._filters(admission.sequences))
 
-    def _advance(self, first: int, drawn: Drawn, fed: bool) -> list[Completion]:
-        """Append the drawn tokens to the rows from `first` on and take out those that are finished.
+    def _advance(self, first: int, drawn: Drawn, fed: bool) -> tuple[list[Completion], int]:
+        """Append the drawn tokens to the rows from `first` on and take out those that are finished -> those, and how
+        many tokens were appended.
 
         A row's context is the number of tokens in the cache. A decode pass has fed the last token and the guesses that
         held; a prefill has just filled exactly the tokens that were there."""
@@ -266,12 +267,14 @@ class Engine:
             rows.context[first:last] += drawn.held
         rows.min_left[first:last] = np.maximum(rows.min_left[first:last] - drawn.held, 0)
         done: list[Completion] = []
+        written = 0
         for row in range(last - 1, first - 1, -1):  # backwards, because removing a row moves the last one into it
             seq = running[row]
             i = row - first
             for token, logprob in zip(drawn.tokens[i][: drawn.held[i]], drawn.logprobs[i], strict=False):
                 seq.tokens.append(token)
                 seq.logprobs.append(logprob)
+                written += 1
                 reason = finish_reason(seq, self.max_length, self._decode_text)
                 if reason:  # what was guessed beyond the end is dropped with the row
                     self._finish(row, seq)
@@ -279,7 +282,7 @@ class Engine:
                     break
         if done and self.pool.k.device.type == "cpu":
             self.scheduler.compact()
-        return done[::-1]
+        return done[::-1], written
 
     def _finish(self, row: int, seq: Sequence) -> None:
         self.scheduler.remove(row)
@@ -287,8 +290,8 @@ class Engine:
         for drafter in self.drafters.values():
             drafter.finish(seq)
 
-    def _count(self, strategy: Strategy, seconds: float, drawn: Drawn) -> None:
-        stats, texts, tokens = self.stats, len(drawn.held), sum(drawn.held)
+    def _count(self, strategy: Strategy, seconds: float, texts: int, tokens: int) -> None:
+        stats = self.stats
         stats.decode_s += seconds
         stats.decode_steps += 1
         stats.decoded_tokens += tokens
