@@ -1,0 +1,136 @@
+"""Every strategy at every batch size: tokens/s, accept length, what the tuner picks, and the best in hindsight.
+
+    python benchmarks/speculate.py --model MODEL [--drafter FOLDER] --batch 1,8,32,64,128,256
+
+MODEL answers Countdown problems (`embedded`, or one made by make_reasoner.py). Each batch size gets more requests than
+fit, so that the batch stays full; only rounds with a full batch count, and none in which a graph was captured.
+Strategies take turns, --repeat times; figures are medians. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.build import choose_device, find_drafter
+from paceline.draft.neural import load_drafter
+from paceline.draft.strategy import PLAIN, Strategy
+from paceline.draft.suffix import SuffixDrafter
+from paceline.model import load_model
+from paceline.model.decoder import Decoder
+from paceline.model.tokenizer import Tokenizer, load_tokenizer
+from paceline.rollout import Engine, EngineSettings, Request, Sampling
+from paceline.rollout.engine import Round
+from paceline.tasks.countdown import Countdown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="embedded")
+    parser.add_argument("--drafter", default="auto")
+    parser.add_argument("--batch", default="1,8,32,64,128,256")
+    parser.add_argument("--tokens", type=int, default=256, help="longest answer")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--strategies", help="comma-separated; a default set otherwise")
+    args = parser.parse_args()
+    device = choose_device("auto")
+    model, tokenizer = load_model(args.model, device=device), load_tokenizer(args.model)
+    folder = find_drafter(args.drafter, args.model)
+    rows = []
+    print(f"{'batch':>5}  {'strategy':<16} {'tokens/s':>9}  {'of plain':>8}  {'accept':>6}")
+    for batch in map(int, args.batch.split(",")):
+        row = measure(args, model, tokenizer, folder, batch)
+        rows.append(row)
+        plain = row["plain_tok_s"]
+        for name, s in row["strategies"].items():
+            print(f"{batch:>5}  {name:<16} {s['tok_s']:>9,.0f}  {s['tok_s'] / plain:>8.2f}  {s['accept_length']:>6.2f}")
+        print(
+            f"{batch:>5}  {'tuner':<16} {row['tuner_tok_s']:>9,.0f}  {row['tuner_tok_s'] / plain:>8.2f}  mostly "
+            f"{row['tuner_choice']}; best in hindsight {row['best']}, of which it reached {row['of_best']:.0%}",
+            flush=True,
+        )
+    name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    print(
+        json.dumps(
+            {"model": args.model, "device": name, "dtype": str(model.dtype), "repeat": args.repeat, "rows": rows}
+        )
+    )
+
+
+def measure(
+    args: argparse.Namespace, model: Decoder, tokenizer: Tokenizer, folder: Path | None, batch: int
+) -> dict[str, Any]:
+    drafters: list[Any] = [SuffixDrafter(batch, model.config.max_positions)]
+    if folder is not None:
+        drafters.append(load_drafter(folder, model))
+    chosen = [Strategy.parse(s) for s in args.strategies.split(",")] if args.strategies else None
+    engine = Engine(model, EngineSettings(max_batch=batch), None, drafters, chosen)
+    work = Work(args, tokenizer, batch)
+    strategies = [PLAIN, *(s for s in engine.strategies if not s.plain)]
+    for strategy in strategies:
+        run(engine, work, lambda _, s=strategy: s)  # graphs, kernels, caches
+    run(engine, work, engine.tuner.choose)
+    speeds: dict[str, list[float]] = {str(s): [] for s in strategies} | {"tuner": []}
+    accept: dict[str, float] = {}
+    used: dict[str, int] = {}
+    for _ in range(args.repeat):
+        for strategy in strategies:
+            speed, accept[str(strategy)], _ = run(engine, work, lambda _, s=strategy: s)
+            speeds[str(strategy)].append(speed)
+        speed, _, counts = run(engine, work, engine.tuner.choose)
+        speeds["tuner"].append(speed)
+        for name, n in counts.items():
+            used[name] = used.get(name, 0) + n
+    medians = {name: statistics.median(s) for name, s in speeds.items()}
+    tuner = medians.pop("tuner")
+    best = max(medians, key=lambda name: medians[name])
+    return {
+        "batch": batch,
+        "plain_tok_s": round(medians["plain"], 1),
+        "strategies": {n: {"tok_s": round(v, 1), "accept_length": round(accept[n], 3)} for n, v in medians.items()},
+        "tuner_tok_s": round(tuner, 1),
+        "tuner_choice": max(used, key=lambda name: used[name]),
+        "best": best,
+        "of_best": round(tuner / medians[best], 4),
+        "speedup": round(tuner / medians["plain"], 3),
+    }
+
+
+class Work:
+    """More requests than fit, with new ids every time."""
+
+    def __init__(self, args: argparse.Namespace, tokenizer: Tokenizer, batch: int):
+        task = Countdown("medium", "search", seed=1)
+        self.count = batch + max(8, batch)
+        self.prompts = [tuple(tokenizer.encode_prompt(task.sample(i).prompt)) for i in range(self.count)]
+        self.sampling = Sampling(max_tokens=args.tokens, stop_token_ids=tokenizer.eos_ids)
+        self.next = 0
+
+    def requests(self) -> list[Request]:
+        self.next += self.count
+        return [Request(self.next + i, p, self.sampling) for i, p in enumerate(self.prompts)]
+
+
+def run(engine: Engine, work: Work, choose: Any) -> tuple[float, float, dict[str, int]]:
+    """Tokens/s and tokens per text of the rounds with a full batch, and how often each strategy ran."""
+    rounds: list[Round] = []
+    engine.choose, engine.record = choose, rounds.append
+    for _ in engine.run(work.requests()):
+        pass
+    full = [r for r in rounds if r.batch == engine.settings.max_batch and r.strategy != "prefill"]
+    typical = statistics.median(r.seconds for r in full)
+    full = [r for r in full if r.seconds < 20 * typical]  # a graph was captured
+    counts: dict[str, int] = {}
+    for r in full:
+        counts[r.strategy] = counts.get(r.strategy, 0) + 1
+    tokens, texts = sum(r.tokens for r in full), sum(r.batch for r in full)
+    return tokens / sum(r.seconds for r in full), tokens / texts, counts
+
+
+if __name__ == "__main__":
+    main()
