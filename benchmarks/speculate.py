@@ -25,7 +25,7 @@ from paceline.model import load_model
 from paceline.model.decoder import Decoder
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.rollout import Engine, EngineSettings, Request, Sampling
-from paceline.rollout.engine import Round
+from paceline.rollout.stats import Round
 from paceline.tasks.countdown import Countdown
 
 

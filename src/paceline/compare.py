@@ -23,7 +23,7 @@ from paceline.model.decoder import Decoder
 from paceline.observe.live import LiveView
 from paceline.observe.picture import draw_rollouts
 from paceline.rollout import Completion
-from paceline.rollout.engine import Round
+from paceline.rollout.stats import Round
 from paceline.run import Run
 
 FLOAT_ROUNDING = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-23, torch.float64: 2.0**-52}

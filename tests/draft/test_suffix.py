@@ -24,8 +24,7 @@ SONG = [7, 3, 9, 4, 8, 2, 6, 5, 11, 13, 12, 10, 17, 15, 14]
 
 
 def begin(drafter: SuffixDrafter, *texts: Text) -> None:
-    for t in texts:
-        drafter.begin(t)
+    drafter.begin(texts)
 
 
 def test_goes_on_as_the_text_itself_did():
@@ -40,7 +39,7 @@ def test_goes_on_as_siblings_and_earlier_answers_did_but_never_as_another_prompt
     drafter = SuffixDrafter(4, 256)
     finished, running = text(1, [1, 2], SONG), text(2, [1, 2], [40, 41, 42, 43, 44])
     begin(drafter, finished, running)
-    drafter.finish(finished)
+    drafter.finish([finished])
     own, other = text(3, [1, 2], SONG[:5]), text(4, [1, 99], SONG[:5])
     sibling = text(5, [1, 2], [40, 41, 42])
     begin(drafter, own, other, sibling)
@@ -81,7 +80,7 @@ def test_memory_is_bounded_and_old_answers_make_room(budget):
     for i in range(300):
         t = text(i, [1, 2], r.integers(3, 100, 60).tolist())
         begin(drafter, t)
-        drafter.finish(t)
+        drafter.finish([t])
     assert drafter.memory_bytes == size
     latest = text(1000, [1, 2], t.tokens[2:20])
     begin(drafter, latest)

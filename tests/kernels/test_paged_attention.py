@@ -32,26 +32,20 @@ def case(seed, batch, new, kv_heads, group, d, page_size, longest, shared, dtype
         pages[:, 0] = pages[0, 0]
     pools = [torch.randn(batch * most + 5, kv_heads, page_size, d, generator=g, dtype=torch.float64) for _ in range(2)]
     q = torch.randn(batch, new, kv_heads * group, d, generator=g, dtype=torch.float64)
-    tree = random_tree(batch, new, g)
-    spare = int(torch.randint(0, 3, (1,), generator=g))  # new tokens that were there before these queries
-    if spare < new:
-        q, tree = q[:, spare:], tree[:, spare:]
-    start = (context * torch.rand(batch, generator=g)).int() if seed % 2 else None
-    return q.to(dtype), pools[0].to(dtype), pools[1].to(dtype), pages, context, tree, new, start
+    return q.to(dtype), pools[0].to(dtype), pools[1].to(dtype), pages, context, random_tree(batch, new, g)
 
 
-def definition(q, k_pool, v_pool, table, context, tree, span, start):
+def definition(q, k_pool, v_pool, table, context, tree):
     """Every query on its own, in float64."""
     batch, new, heads, d = q.shape
     kv_heads, page_size = k_pool.shape[1:3]
     out = torch.empty(q.shape, dtype=torch.float64)
     for b in range(batch):
-        total = int(context[b]) + span
-        first = 0 if start is None else int(start[b])
+        total = int(context[b]) + new
         where = torch.arange(total)
         page, place = table[b, where // page_size].long(), where % page_size
         for t in range(new):
-            seen = [i for i in range(first, total) if i < context[b] or int(tree[b, t]) >> (i - int(context[b])) & 1]
+            seen = [i for i in range(total) if i < context[b] or int(tree[b, t]) >> (i - int(context[b])) & 1]
             for h in range(heads):
                 kv = h * kv_heads // heads
                 k = k_pool[page[seen], kv, place[seen]].double()
@@ -60,14 +54,10 @@ def definition(q, k_pool, v_pool, table, context, tree, span, start):
     return out
 
 
-def twin(q, k_pool, v_pool, table, context, tree, span, start):
+def twin(q, k_pool, v_pool, table, context, tree):
     group = q.shape[2] // k_pool.shape[1]
-    rows = PageRows.build(table, context, tree, k_pool.shape[2], group, q.dtype, span, start)
+    rows = PageRows.build(table, context, tree, k_pool.shape[2], group, q.dtype)
     return rows.attend(q.flatten(0, 1), k_pool, v_pool).view(q.shape)
-
-
-def on(device, args):
-    return [a.to(device) if isinstance(a, torch.Tensor) else a for a in args]
 
 
 def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -110,7 +100,7 @@ def test_kernel_equals_the_definition(device, shape):
         if device == "cpu" and dtype == torch.bfloat16:
             continue  # the interpreter computes in NumPy, which has no bfloat16
         args = case(**shape, dtype=dtype)
-        got = paged_attention(*on(device, args))
+        got = paged_attention(*(a.to(device) for a in args))
         assert relative(got, definition(*args)) < tolerance
 
 
@@ -122,7 +112,7 @@ def test_long_contexts_and_wide_trees(device, batch, new, longest):
     args = case(0, batch, new, 2, 3, 32, 64, longest, False, torch.float32)
     expected = definition(*args)
     assert relative(twin(*args), expected) < 1e-5
-    assert relative(paged_attention(*on(device, args)), expected) < 1e-5
+    assert relative(paged_attention(*(a.to(device) for a in args)), expected) < 1e-5
 
 
 def test_advancing_equals_building_anew():

@@ -5,6 +5,7 @@ A drafter of one's own needs `name` and `propose`; the rest is for those that ke
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -46,15 +47,15 @@ class Draft:
         return cls(np.full((texts, nodes), -1, np.int32), chain.copy())
 
 
-class Drafter:
+class Drafter(ABC):
     name: str
 
+    @abstractmethod
     def propose(self, texts: Many[Text], strategy: Strategy) -> Draft:
         """Guess how each text goes on."""
-        raise NotImplementedError
 
-    def begin(self, text: Text) -> None:
-        """A text has entered the batch, for the first time or after a pause."""
+    def begin(self, texts: Many[Text]) -> None:  # noqa: B027 (most drafters keep no state)
+        """These have entered the batch, for the first time or after a pause."""
 
-    def finish(self, text: Text) -> None:
-        """A text is complete."""
+    def finish(self, texts: Many[Text]) -> None:  # noqa: B027
+        """These are complete, or have been dropped."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -52,10 +53,10 @@ class Strategy:
 
     @property
     def places(self) -> int:
-        """Most places behind the context that drafting or checking writes to, the last token's included."""
-        return 1 + self.depth * self.width
+        """Places behind the context that checking writes to, the last token's included."""
+        return 1 + self.nodes
 
-    @property
+    @functools.cached_property
     def family(self) -> str:
         """Strategies of a family differ only in depth, so what is learned about one tells about the others."""
         per_level = f"x{self.width}/{self.nodes / self.depth:.3g}" if not self.chain else ""

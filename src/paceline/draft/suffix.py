@@ -45,19 +45,21 @@ class SuffixDrafter(Drafter):
     def memory_bytes(self) -> int:
         return self._texts.nbytes + self._table.nbytes + self._lengths.nbytes + self._prompts.nbytes
 
-    def begin(self, text: Text) -> None:
-        if text.request.id in self._line_of:
-            return  # back after a pause
-        while self._taken[self._next]:
-            self._next = (self._next + 1) % self.lines
-        line, self._next = self._next, (self._next + 1) % self.lines
-        self._taken[line], self._lengths[line] = True, 0
-        self._prompts[line] = np.uint64(hash(text.request.prompt) & (2**64 - 1))
-        self._line_of[text.request.id] = line
+    def begin(self, texts: Many[Text]) -> None:
+        for text in texts:
+            if text.request.id in self._line_of:
+                continue  # back after a pause
+            while self._taken[self._next]:
+                self._next = (self._next + 1) % self.lines
+            line, self._next = self._next, (self._next + 1) % self.lines
+            self._taken[line], self._lengths[line] = True, 0
+            self._prompts[line] = np.uint64(hash(text.request.prompt) & (2**64 - 1))
+            self._line_of[text.request.id] = line
 
-    def finish(self, text: Text) -> None:
-        self._follow([text])
-        self._taken[self._line_of.pop(text.request.id)] = False
+    def finish(self, texts: Many[Text]) -> None:
+        self._taken[self._follow(texts)] = False
+        for text in texts:
+            del self._line_of[text.request.id]
 
     def propose(self, texts: Many[Text], strategy: Strategy) -> Draft:
         lines = self._follow(texts)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -35,6 +36,10 @@ class Acceptance:
     best: list[float] = field(default_factory=list)  # the highest it has been: what a look may find again
     round: int = 0
 
+    def __post_init__(self) -> None:
+        self._expected: dict[int, float] = {}  # by depth, until the next observation
+        self._hoped: dict[int, float] = {}
+
     def observe(self, now: int, depth: int, accepted: list[int]) -> None:
         self._fade(now)
         while len(self.reached) < depth:
@@ -42,10 +47,16 @@ class Acceptance:
             self.held.append(0.0)
             self.rate.append(self.rate[-1] if self.rate else BELIEF)
             self.best.append(BELIEF)
+        ended = [0] * (depth + 1)  # how many texts got this far and no further
+        for a in accepted:
+            ended[a] += 1
+        alive = len(accepted)
         for d in range(depth):
-            self.reached[d] += sum(a >= d for a in accepted)
-            self.held[d] += sum(a > d for a in accepted)
+            self.reached[d] += alive
+            alive -= ended[d]
+            self.held[d] += alive
             self.best[d] = max(self.best[d], self.holds(d))
+        self._expected, self._hoped = {}, {}
 
     def _fade(self, now: int) -> None:
         """Old observations lose weight; what they said becomes what is believed before new ones come."""
@@ -65,12 +76,16 @@ class Acceptance:
 
     def tokens(self, depth: int) -> float:
         """Expected tokens of a round: the guesses that hold, and one that the policy writes itself."""
-        return _tokens([self.holds(d) for d in range(depth)])
+        if depth not in self._expected:
+            self._expected[depth] = _tokens([self.holds(d) for d in range(depth)])
+        return self._expected[depth]
 
     def hope(self, depth: int) -> float:
         """Tokens of a round if guesses held as they did in their best time."""
-        known = self.best[:depth]
-        return _tokens(known + [known[-1] if known else BELIEF] * (depth - len(known)))
+        if depth not in self._hoped:
+            known = self.best[:depth]
+            self._hoped[depth] = _tokens(known + [known[-1] if known else BELIEF] * (depth - len(known)))
+        return self._hoped[depth]
 
 
 def _tokens(holds: list[float]) -> float:
@@ -81,16 +96,17 @@ def _tokens(holds: list[float]) -> float:
     return total
 
 
-@dataclass
 class Cost:
     """Durations of a strategy at a batch size."""
 
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
-    round: int = -1
+    def __init__(self, seconds: Iterable[float] = (), round: int = -1):
+        self.seconds = deque(seconds, maxlen=LATEST)
+        self.round = round
+        self.typical = median(self.seconds) if self.seconds else 0.0
 
-    @property
-    def typical(self) -> float:
-        return median(self.seconds)
+    def add(self, seconds: float, round: int) -> None:
+        self.seconds.append(seconds)
+        self.round, self.typical = round, median(self.seconds)
 
 
 class Tuner:
@@ -101,7 +117,7 @@ class Tuner:
         self.round = 0
         self.seconds = 0.0
         self.explored = 0.0
-        self._costs: dict[tuple[int, Strategy], Cost] = {}
+        self._costs: dict[Strategy, dict[int, Cost]] = {s: {} for s in self.strategies}
         self._acceptance: dict[str, Acceptance] = {s.family: Acceptance() for s in self.strategies}
         self._exploring = False
         self._looks = 0
@@ -115,7 +131,7 @@ class Tuner:
         if len(self.strategies) == 1:
             return PLAIN
         size = self.bucket(batch)
-        if (size, PLAIN) not in self._costs and not any(s.plain for _, s in self._costs):
+        if not self._costs[PLAIN]:
             return PLAIN  # what all others are compared with
         best = max(self.strategies, key=lambda s: self._speed(size, s))
         self._exploring = False
@@ -127,25 +143,26 @@ class Tuner:
         return best
 
     def observe(self, batch: int, strategy: Strategy, seconds: float, accepted: list[int] | None, warm: bool) -> None:
-        """What a round took, and how many guesses held for each text. The duration of a round that was not `warm`
+        """What a round took, and how many guesses held for each text. A strategy that is not the tuner's own, because
+        somebody else chose, is ignored. The duration of a round that was not `warm`
         (a graph was captured in it) says nothing about the next one."""
+        if strategy not in self._costs:
+            return
         self.seconds += seconds
         if self._exploring:
             self.explored += seconds
-        cost = self._costs.setdefault((self.bucket(batch), strategy), Cost())
         if warm:
-            cost.seconds.append(seconds)
-            cost.round = self.round
+            self._costs[strategy].setdefault(self.bucket(batch), Cost()).add(seconds, self.round)
         if accepted is not None:
             self._acceptance[strategy.family].observe(self.round, strategy.depth, accepted)
 
     def _cost(self, size: int, strategy: Strategy) -> float:
         """Seconds of a round: measured, or guessed from the nearest size that was."""
-        known = self._costs.get((size, strategy))
-        if known and len(known.seconds) > (0 if strategy.plain else 1):
+        known = self._costs[strategy].get(size)
+        if known and (strategy.plain or len(known.seconds) > 1):
             return known.typical
         guess = self._guess(size, strategy)
-        return (known.typical + guess) / 2 if known and known.seconds else guess  # one duration may be an accident
+        return (known.typical + guess) / 2 if known else guess  # one duration may be an accident
 
     def _guess(self, size: int, strategy: Strategy) -> float:
         """What a round should take, judging by other sizes. Rather too low than too high: what is tried is measured,
@@ -165,7 +182,7 @@ class Tuner:
 
     def _nearest(self, size: int, strategy: Strategy) -> tuple[int, float] | None:
         """The other size nearest to this one at which the strategy was measured, and what it took there."""
-        known = [(n, c.typical) for (n, s), c in self._costs.items() if s == strategy and c.seconds and n != size]
+        known = [(n, c.typical) for n, c in self._costs[strategy].items() if n != size]
         return min(known, key=lambda pair: abs(pair[0] - size), default=None)
 
     def _speed(self, size: int, strategy: Strategy) -> float:
@@ -179,7 +196,7 @@ class Tuner:
         goes to the one that has waited longest, so that costs stay known too."""
 
         def age(s: Strategy) -> int:
-            known = self._costs.get((size, s))
+            known = self._costs[s].get(size)
             return self.round - known.round if known else self.round
 
         stale = [s for s in self.strategies if s != best and age(s) >= PATIENCE]
@@ -197,8 +214,9 @@ class Tuner:
             "seconds": self.seconds,
             "explored": self.explored,
             "costs": [
-                {"batch": n, "strategy": str(s), "round": c.round, "seconds": list(c.seconds)}
-                for (n, s), c in sorted(self._costs.items(), key=lambda kv: (kv[0][0], str(kv[0][1])))
+                {"strategy": str(s), "batch": n, "round": c.round, "seconds": list(c.seconds)}
+                for s, by_size in self._costs.items()
+                for n, c in sorted(by_size.items())
             ],
             "acceptance": {family: asdict(a) for family, a in self._acceptance.items()},
         }
@@ -209,8 +227,7 @@ class Tuner:
         for entry in state["costs"]:
             strategy = Strategy.parse(entry["strategy"])
             if strategy in self.strategies and entry["batch"] in self.sizes:
-                cost = Cost(deque(entry["seconds"], maxlen=LATEST), entry["round"])
-                self._costs[entry["batch"], strategy] = cost
+                self._costs[strategy][entry["batch"]] = Cost(entry["seconds"], entry["round"])
         for family, entry in state["acceptance"].items():
             if family in self._acceptance:
                 self._acceptance[family] = Acceptance(**entry)

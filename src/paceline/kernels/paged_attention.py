@@ -1,9 +1,8 @@
 """Attention of a few new tokens per request over keys and values that live in pages.
 
-Request b has `context[b]` tokens in the cache, and behind them up to `span` <= 64 places for new ones, in any order.
-New token t sees the whole context (from `start[b]` on, where a window is given) and those places behind it whose bit is
-set in `tree[b, t]`; for a chain that is itself and the ones before it. Its own key and value have just been written.
-Everything is ready for graphs: no shape depends on a value on the device.
+Request b has `context[b]` tokens in the cache and T <= 64 new ones, whose keys and values have just been written behind
+them. New token t sees the whole context and those new tokens whose bit is set in `tree[b, t]`; for a chain that is
+itself and the ones before it. Everything is ready for graphs: no shape depends on a value on the device.
 
 `PageRows` is the plain PyTorch form, built for CPUs: it looks at pages where they lie instead of gathering them, and
 joins the partial results of a request's pages by their log-sum-exp, as the split kernel does on a GPU.
@@ -58,21 +57,12 @@ class PageRows:
 
     @classmethod
     def build(
-        cls,
-        table: Tensor,
-        context: Tensor,
-        tree: Tensor,
-        page_size: int,
-        group: int,
-        dtype: torch.dtype,
-        span: int | None = None,
-        start: Tensor | None = None,
+        cls, table: Tensor, context: Tensor, tree: Tensor, page_size: int, group: int, dtype: torch.dtype
     ) -> PageRows:
         """Worked out in NumPy, whose small operations cost half of torch's; this happens in every step."""
         batch, new = tree.shape
-        span = span or new
         lengths = context.numpy()
-        longest = min(int(lengths.max()) + span, table.shape[1] * page_size)
+        longest = min(int(lengths.max()) + new, table.shape[1] * page_size)
         most = -(-longest // page_size)
         extent = min(page_size, -(-(longest + AHEAD) // AHEAD) * AHEAD)
         absent = None
@@ -80,7 +70,7 @@ class PageRows:
             owner = np.arange(batch)
             ordinal, row_page, rows_of = np.zeros_like(owner), table[:, 0].numpy(), owner
         else:
-            counts = np.minimum((lengths + (span + page_size - 1)) // page_size, most)
+            counts = np.minimum((lengths + (new + page_size - 1)) // page_size, most)
             present = np.arange(most) < counts[:, None]
             owner, ordinal = present.nonzero()
             row_page = table[:, :most].numpy()[owner, ordinal]
@@ -98,16 +88,14 @@ class PageRows:
             gather = torch.from_numpy(row_page.astype(np.int64))
         # The age of a place is below 0 in the context, and else tells which new token it holds.
         age = (ordinal * page_size - lengths[owner])[:, None] + np.arange(extent)
-        visible = age < 0 if span > 1 else age <= 0
-        if start is not None:
-            visible &= age >= (start.numpy() - lengths)[owner][:, None]
+        visible = age < 0 if new > 1 else age <= 0
         shown = np.where(visible, np.float32(0), np.float32(MASKED))[:, None]
-        if span > 1:
-            shown = _add_tree(shown, tree.numpy(), lengths, rows_of.reshape(batch, most), page_size, group, span)
+        if new > 1:
+            shown = _add_tree(shown, tree.numpy(), lengths, rows_of.reshape(batch, most), page_size, group)
         bias = torch.from_numpy(shown)[:, None].to(dtype)
         ordered = most == 1 and len(owner) == batch and bool((owner == np.arange(batch)).all())
         last_place, steps_left = None, 0
-        if span == 1:
+        if new == 1:
             offsets = lengths % page_size
             last_row = rows_of.reshape(batch, most)[np.arange(batch), lengths // page_size]
             last_place = torch.from_numpy(last_row * extent + offsets)
@@ -161,22 +149,20 @@ class PageRows:
         return out.view(batch, kv_heads, group, new, d).permute(0, 3, 1, 2, 4).reshape(rows, heads * d)
 
 
-def _add_tree(
-    shown: Array, tree: Array, lengths: Array, rows_of: Array, page_size: int, group: int, span: int
-) -> Array:
+def _add_tree(shown: Array, tree: Array, lengths: Array, rows_of: Array, page_size: int, group: int) -> Array:
     """From what all queries see, [rows, 1, extent], to what each of them sees, [rows, group * new, extent]: they differ
     only in the few places behind the context."""
     batch, new = tree.shape
     shown = np.broadcast_to(shown, (len(shown), group * new, shown.shape[2])).copy()
-    ahead = np.arange(span)
-    place = lengths[:, None] + ahead  # [batch, span]
+    ahead = np.arange(new)
+    place = lengths[:, None] + ahead  # [batch, new]
     room = rows_of.shape[1] * page_size
     if place[:, -1].max() >= room:
         # A place that the table has no room for is written as the first one: nobody may see it, and nothing is lost.
         ahead = np.where(place < room, ahead, 0)
         place = lengths[:, None] + ahead
     row = rows_of[np.arange(batch)[:, None], place // page_size]
-    seen = (tree[:, :, None] >> np.broadcast_to(ahead, place.shape)[:, None]) & 1  # [batch, new, span]
+    seen = (tree[:, :, None] >> np.broadcast_to(ahead, place.shape)[:, None]) & 1  # [batch, new, new]
     values = np.where(seen, np.float32(0), np.float32(MASKED))
     # Queries of a kv head are ordered by head, then by token.
     by_head = shown.reshape(len(shown), group, new, -1)

@@ -17,18 +17,9 @@ BLOCK_N = 64
 MAX_SPLITS = 32
 
 
-def paged_attention(
-    q: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    table: Tensor,
-    context: Tensor,
-    tree: Tensor,
-    span: int | None = None,
-    start: Tensor | None = None,
-) -> Tensor:
+def paged_attention(q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, context: Tensor, tree: Tensor) -> Tensor:
     """q [B, T, heads, d], pools [pages, kv_heads, page_size, d], table int32 [B, most], context int32 [B],
-    tree int64 [B, T], start int32 [B] -> [B, T, heads, d]."""
+    tree int64 [B, T] -> [B, T, heads, d]."""
     batch, new, heads, d = q.shape
     _, kv_heads, page_size, _ = k_pool.shape
     group = heads // kv_heads
@@ -40,12 +31,11 @@ def paged_attention(
     part = torch.empty(splits, batch, new, heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(splits, batch, new, heads, dtype=torch.float32, device=q.device)
     _attend[(batch * tiles, kv_heads, splits)](
-        q, k_pool, v_pool, table, context, tree, context if start is None else start, part, lse,
-        table.stride(0), context.stride(0), tree.stride(0), tree.stride(1),
-        0 if start is None else start.stride(0), d**-0.5, tiles, batch, new, span or new, table.shape[1],
+        q, k_pool, v_pool, table, context, tree, part, lse,
+        table.stride(0), context.stride(0), tree.stride(0), tree.stride(1), d**-0.5, tiles, batch, new, table.shape[1],
         HEADS=heads, KV_HEADS=kv_heads, GROUP=group, D=d, BLOCK_D=triton.next_power_of_2(d), PAGE=page_size,
         BLOCK_M=block_m, BLOCK_N=BLOCK_N, SPLITS=splits,
-        WINDOW=start is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4, num_stages=2,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4, num_stages=2,
     )  # fmt: skip
     out = torch.empty_like(q)
     _join[(batch * new * heads,)](
@@ -62,21 +52,18 @@ def _processors(device: torch.device) -> int:
 
 @triton.jit
 def _attend(
-    q, k_pool, v_pool, table, context, tree, start, part, lse,
-    table_stride, context_stride, tree_stride_b, tree_stride_t, start_stride, scale, tiles, batch, new, span, most,
+    q, k_pool, v_pool, table, context, tree, part, lse,
+    table_stride, context_stride, tree_stride_b, tree_stride_t, scale, tiles, batch, new, most,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
-    WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0) // tiles
     tile = tl.program_id(0) % tiles
     kv = tl.program_id(1)
     split = tl.program_id(2)
     cached = tl.load(context + b * context_stride)
-    total = tl.minimum(cached + span, most * PAGE)
-    begin = 0  # the first place that anyone sees
-    if WINDOW:
-        begin = tl.maximum(tl.load(start + b * start_stride), 0)
+    total = tl.minimum(cached + new, most * PAGE)  # new tokens that the table has no room for are seen by nobody
 
     # Rows are the queries of this kv head, token by token: row = token * GROUP + head within the group.
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -89,16 +76,16 @@ def _attend(
     queries = tl.load(q + place[:, None] + dim[None, :], mask=alive[:, None] & in_d[None, :], other=0.0)
     sees = tl.load(tree + b * tree_stride_b + token * tree_stride_t, mask=alive, other=0)
 
-    blocks = tl.cdiv(total - begin, BLOCK_N)
+    blocks = tl.cdiv(total, BLOCK_N)
     per_split = tl.cdiv(blocks, SPLITS)
-    first = begin + split * per_split * BLOCK_N
+    first = split * per_split * BLOCK_N
     last = tl.minimum(total, first + per_split * BLOCK_N)
 
     best = tl.full([BLOCK_M], -1e30, tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for at in range(first, last, BLOCK_N):
-        n = at + tl.arange(0, BLOCK_N)
+    for start in range(first, last, BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)
         there = n < last
         page = tl.load(table + b * table_stride + n // PAGE, mask=there, other=0).to(tl.int64)
         spot = ((page * KV_HEADS + kv) * PAGE + n % PAGE) * D

@@ -25,35 +25,24 @@ class PrefillAttention(PackedAttention):
 
 
 class DecodeAttention:
-    """T new tokens per request over its pages; `tree` says which places behind the context they see (default: causal).
+    """T new tokens per request over its pages; `tree` says which new tokens see which (default: causal).
 
-    They lie from place context + `offset` on. Places for which a request has no page go to the scratch page: `usable`
-    tells which ones have one. `start` is the first place that is seen at all."""
+    Those for which a request has no page go to the scratch page: `usable` tells which ones have one."""
 
-    def __init__(
-        self,
-        pool: PagePool,
-        table: Tensor,
-        context: Tensor,
-        heads: int,
-        tree: Tensor | None = None,
-        offset: int = 0,
-        start: Tensor | None = None,
-    ):
-        self.pool, self.table, self.context, self.start = pool, table, context, start
+    def __init__(self, pool: PagePool, table: Tensor, context: Tensor, heads: int, tree: Tensor | None = None):
+        self.pool, self.table, self.context = pool, table, context
         self.tree = chain_tree(len(context), 1, context.device) if tree is None else tree
         self.new = self.tree.shape[1]
-        self.span = offset + self.new
-        place = context.long()[:, None] + _range(offset, self.span, context.device)  # [B, T]
+        place = context.long()[:, None] + _range(self.new, context.device)  # [B, T]
         pages = table.gather(1, (place // pool.page_size).clamp_(max=table.shape[1] - 1))
-        if self.span > 1:
+        if self.new > 1:
             pages = pages.where(place < table.shape[1] * pool.page_size, 0)
         self._pages = pages
         self.slots = pool.slots(pages.view(-1), (place % pool.page_size).view(-1))
         self.rows: PageRows | None = None
         if pool.k.device.type == "cpu" or pool.k.dtype == torch.float64:
             group = heads // pool.k.shape[2]
-            self.rows = PageRows.build(table, context, self.tree, pool.page_size, group, pool.k.dtype, self.span, start)
+            self.rows = PageRows.build(table, context, self.tree, pool.page_size, group, pool.k.dtype)
 
     @property
     def usable(self) -> Tensor:
@@ -76,10 +65,9 @@ class DecodeAttention:
         from paceline.kernels.paged_attention_triton import paged_attention
 
         q = q.reshape(-1, self.new, *q.shape[1:])
-        seen = self.table, self.context, self.tree, self.span, self.start
-        return paged_attention(q, k_pool, v_pool, *seen).flatten(2).flatten(0, 1)
+        return paged_attention(q, k_pool, v_pool, self.table, self.context, self.tree).flatten(2).flatten(0, 1)
 
 
 @functools.lru_cache(maxsize=256)  # made once, outside of any graph capture
-def _range(first: int, last: int, device: torch.device) -> Tensor:
-    return torch.arange(first, last, device=device)
+def _range(n: int, device: torch.device) -> Tensor:
+    return torch.arange(n, device=device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,15 +19,13 @@ from paceline.model.decoder import Decoder
 from paceline.rollout.drafting import NeuralDrafting
 from paceline.rollout.features import FeatureRing
 from paceline.rollout.graphs import GraphPool
-from paceline.rollout.pages import PagePool, page_bytes
+from paceline.rollout.pages import PagePool, affordable_pages, default_page_size, page_bytes
 from paceline.rollout.request import Completion, Request, Sequence
 from paceline.rollout.rows import Rows
 from paceline.rollout.runner import Drawn, Filled, Runner
 from paceline.rollout.scheduler import Admission, Scheduler
+from paceline.rollout.stats import EngineStats, Round
 from paceline.rollout.stops import Decode, finish_reason
-
-CPU_KV_BYTES = 2 * 10**9
-GPU_KV_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -47,55 +45,6 @@ class EngineSettings:
     """Most memory for captured graphs; beyond it, what is new runs without."""
     explore: float = 0.02
     """Share of the time that may go to strategies that are not the best known."""
-
-
-@dataclass(frozen=True)
-class Round:
-    """One step of the engine, for those who look at how a rollout went."""
-
-    at: float  # seconds since the engine was made
-    seconds: float
-    batch: int
-    strategy: str  # "prefill" where requests were admitted
-    tokens: int
-
-
-@dataclass
-class EngineStats:
-    """Counted since the engine was made; the loop takes differences."""
-
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    prefill_tokens: int = 0
-    decoded_tokens: int = 0
-    decode_steps: int = 0
-    paused: int = 0
-    peak_batch: int = 0
-    peak_pages: int = field(default=0)
-    drafted_texts: int = 0
-    """Texts that were guessed for, summed over rounds."""
-    drafted_tokens: int = 0
-    """Tokens that those rounds wrote: guesses that held, and one per text that the policy wrote itself."""
-    rounds: dict[str, int] = field(default_factory=dict)
-    """How often each strategy ran."""
-
-    @property
-    def accept_length(self) -> float:
-        """Tokens per text and round, where there were guesses."""
-        return self.drafted_tokens / self.drafted_texts if self.drafted_texts else 1.0
-
-    def snapshot(self) -> EngineStats:
-        return replace(self, rounds=dict(self.rounds))
-
-    def since(self, before: EngineStats) -> dict[str, float]:
-        """What speculation did since a snapshot, as metrics."""
-        texts, steps = self.drafted_texts - before.drafted_texts, self.decode_steps - before.decode_steps
-        plain = self.rounds.get("plain", 0) - before.rounds.get("plain", 0)
-        return {
-            "rollout/spec_accept_length": (self.drafted_tokens - before.drafted_tokens) / texts if texts else 1.0,
-            "rollout/spec_rounds": float(steps - plain),
-            "rollout/rounds": float(steps),
-        }
 
 
 class Engine:
@@ -122,9 +71,11 @@ class Engine:
         self.choose: Callable[[int], Strategy] = self.tuner.choose
         """Picks the strategy of a round from the number of running requests."""
 
-        page_size = s.page_size or _page_size(model.device, s.max_batch)
+        page_size = s.page_size or default_page_size(model.device, s.max_batch)
         most_pages = -(-self.max_length // page_size)
-        pages = s.pages or _pool_pages(model, s, page_size, most_pages)
+        wanted = s.max_batch * (most_pages + 1) + 1  # a full batch of longest requests
+        size = page_bytes(model.config, page_size, model.dtype)
+        pages = s.pages or affordable_pages(wanted, size, s.kv_bytes, model.device)
         self.pool = PagePool(model.config, pages, page_size, model.dtype, model.device)
         self.rows = Rows(s.max_batch, most_pages, model.device)
         self.scheduler = Scheduler(self.pool, self.rows, s.max_batch, s.prefill_tokens)
@@ -210,7 +161,9 @@ class Engine:
         accepted = None if strategy.plain else [c - 1 for c in drawn.held]
         warm = not self.graphs or self.graphs.captured == captured
         self.tuner.observe(batch, strategy, seconds, accepted, warm)
-        self._count(strategy, seconds, batch, written)
+        self.stats.count(str(strategy), seconds, batch, written)
+        self.stats.paused = self.scheduler.paused
+        self.stats.peak_pages = max(self.stats.peak_pages, self.pool.usable - self.pool.free)
         self._note(started, seconds, batch, str(strategy), written)
         return done
 
@@ -248,8 +201,7 @@ class Engine:
         left = [admission.prefixes[i].filled if i in admission.prefixes else own[id(seq)] for i, seq in pairs]
         self.scheduler.settle()
         for drafter in self.drafters.values():
-            for seq in admission.sequences:
-                drafter.begin(seq)
+            drafter.begin(admission.sequences)
         self.stats.prefill_tokens += sum(len(f.tokens) for f in admission.fills)
         self.stats.decoded_tokens += len(admission.sequences)
         return self.runner.draw(left, first, self._filters(admission.sequences))
@@ -267,6 +219,7 @@ class Engine:
             rows.context[first:last] += drawn.held
         rows.min_left[first:last] = np.maximum(rows.min_left[first:last] - drawn.held, 0)
         done: list[Completion] = []
+        ended: list[Sequence] = []
         written = 0
         for row in range(last - 1, first - 1, -1):  # backwards, because removing a row moves the last one into it
             seq = running[row]
@@ -277,31 +230,17 @@ class Engine:
                 written += 1
                 reason = finish_reason(seq, self.max_length, self._decode_text)
                 if reason:  # what was guessed beyond the end is dropped with the row
-                    self._finish(row, seq)
+                    self.scheduler.remove(row)
+                    self._ids.discard(seq.request.id)
+                    ended.append(seq)
                     done.append(seq.complete(reason))
                     break
-        if done and self.pool.k.device.type == "cpu":
-            self.scheduler.compact()
+        if ended:
+            for drafter in self.drafters.values():
+                drafter.finish(ended)
+            if self.pool.k.device.type == "cpu":
+                self.scheduler.compact()
         return done[::-1], written
-
-    def _finish(self, row: int, seq: Sequence) -> None:
-        self.scheduler.remove(row)
-        self._ids.discard(seq.request.id)
-        for drafter in self.drafters.values():
-            drafter.finish(seq)
-
-    def _count(self, strategy: Strategy, seconds: float, texts: int, tokens: int) -> None:
-        stats = self.stats
-        stats.decode_s += seconds
-        stats.decode_steps += 1
-        stats.decoded_tokens += tokens
-        stats.rounds[str(strategy)] = stats.rounds.get(str(strategy), 0) + 1
-        if not strategy.plain:
-            stats.drafted_texts += texts
-            stats.drafted_tokens += tokens
-        stats.paused = self.scheduler.paused
-        stats.peak_batch = max(stats.peak_batch, texts)
-        stats.peak_pages = max(stats.peak_pages, self.pool.usable - self.pool.free)
 
     def _note(self, started: float, seconds: float, batch: int, strategy: str, tokens: int) -> None:
         if self.record:
@@ -318,36 +257,8 @@ class Engine:
 
     def clear(self) -> None:
         """Drop every request."""
-        for seq in self.scheduler.running + list(self.scheduler.waiting):
-            if not seq.fresh:
-                for drafter in self.drafters.values():
-                    drafter.finish(seq)
+        begun = [seq for seq in (*self.scheduler.running, *self.scheduler.waiting) if not seq.fresh]
+        for drafter in self.drafters.values():
+            drafter.finish(begun)
         self.scheduler.clear()
         self._ids.clear()
-
-
-def _page_size(device: torch.device, max_batch: int) -> int:
-    """A GPU wastes less with small pages. A CPU looks at whole pages, as far into them as the longest request needs:
-    one large page is best for a single request, but in a batch short ones would pay for long ones."""
-    if device.type == "cuda":
-        return 64
-    return 256 if max_batch > 2 else 1024
-
-
-def _pool_pages(model: Decoder, settings: EngineSettings, page_size: int, most_pages: int) -> int:
-    """Enough pages for a full batch of longest requests, within what the machine can spare."""
-    size = page_bytes(model.config, page_size, model.dtype)
-    wanted = settings.max_batch * (most_pages + 1) + 1
-    if settings.kv_bytes is not None:
-        room = settings.kv_bytes
-    elif model.device.type == "cuda":
-        room = int(torch.cuda.mem_get_info(model.device)[0] * GPU_KV_SHARE)
-    else:
-        room = CPU_KV_BYTES
-    pages = min(wanted, room // size)
-    if pages < 2:
-        raise UserError(
-            f"{room / 1e9:.3g} GB for KV pages is less than two pages of {size / 1e6:.1f} MB each; "
-            "raise rollout.kv_memory_gb"
-        )
-    return pages

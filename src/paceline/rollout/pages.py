@@ -7,7 +7,11 @@ import heapq
 import torch
 from torch import Tensor
 
+from paceline.errors import UserError
 from paceline.model.config import DecoderConfig
+
+CPU_KV_BYTES = 2 * 10**9
+GPU_KV_SHARE = 0.5
 
 
 class PagePool:
@@ -102,3 +106,28 @@ class PagePool:
 
 def page_bytes(config: DecoderConfig, page_size: int, dtype: torch.dtype) -> int:
     return 2 * config.layers * config.kv_heads * config.head_dim * page_size * dtype.itemsize
+
+
+def default_page_size(device: torch.device, max_batch: int) -> int:
+    """A GPU wastes less with small pages. A CPU looks at whole pages, as far into them as the longest request needs:
+    one large page is best for a single request, but in a batch short ones would pay for long ones."""
+    if device.type == "cuda":
+        return 64
+    return 256 if max_batch > 2 else 1024
+
+
+def affordable_pages(wanted: int, size: int, limit: int | None, device: torch.device) -> int:
+    """As many pages of `size` bytes as are wanted, within `limit` bytes or what the machine can spare."""
+    if limit is not None:
+        room = limit
+    elif device.type == "cuda":
+        room = int(torch.cuda.mem_get_info(device)[0] * GPU_KV_SHARE)
+    else:
+        room = CPU_KV_BYTES
+    pages = min(wanted, room // size)
+    if pages < 2:
+        raise UserError(
+            f"{room / 1e9:.3g} GB for KV pages is less than two pages of {size / 1e6:.1f} MB each; "
+            "raise rollout.kv_memory_gb"
+        )
+    return pages

@@ -61,7 +61,6 @@ class Runner:
         self.model, self.pool, self.rows, self.graphs = model, pool, rows, graphs
         self.ring, self.neural = ring, neural
         self.ladder = sizes(len(rows.host))
-        self.policy_passes = 0
         self._noise = NoiseAhead(model.config.vocab_size, model.dtype)
         self._attention: DecodeAttention | None = None
         self._batch = (-1, -1)
@@ -78,7 +77,6 @@ class Runner:
         positions = torch.cat([torch.arange(n) for n in lengths]).to(device)
         attention = PrefillAttention(self.pool, lengths, self.pool.slots(pages, positions % size))
         hidden, features = self.model(tokens, positions, attention, taps=self.ring is not None)
-        self.policy_passes += 1
         last = torch.tensor(lengths, device=device).cumsum(0) - 1
         if features is None:
             return [Filled(row) for row in hidden[last]]
@@ -108,8 +106,8 @@ class Runner:
         number that stays the same while the rows do, but for the one token that each gained in the last step."""
         bucket = self._bucket(count)
         steady = batch if self.graphs is None else -1
-        out = self._run(("plain", bucket, filters), bucket, lambda: self._decode(bucket, filters, steady))
-        tokens, logprobs = out
+        work = lambda: self._decode(bucket, filters, steady)  # noqa: E731
+        tokens, logprobs = self._run(("plain", bucket, filters), bucket, work)
         return read(tokens[:count], logprobs[:count])
 
     def _decode(self, count: int, filters: bool, batch: int) -> tuple[Tensor, Tensor]:
@@ -142,9 +140,8 @@ class Runner:
             self._run(("catch up", bucket), bucket, lambda: neural.catch_up(bucket, neural.long)[:1])
             self._wait()
             made = self.rows.drafted[:count] + neural.long
-            self.rows.drafted[:count] = made.clip(
-                max=self.rows.context[:count]
-            )  # the last entry comes with the guesses
+            # The last entry comes with the guesses.
+            self.rows.drafted[:count] = made.clip(max=self.rows.context[:count])
         self._run(("draft", bucket, strategy), bucket, lambda: self._propose(bucket, strategy))
 
     def _propose(self, bucket: int, strategy: Strategy) -> tuple[Tensor, ...]:
@@ -166,8 +163,8 @@ class Runner:
         """Check the guesses of the first `count` rows: what plain decoding would have written, as far as they reach."""
         bucket = self._bucket(count)
         shape = (strategy.nodes, strategy.depth, strategy.chain)
-        out = self._run(("verify", bucket, filters, *shape), bucket, lambda: self._verify(bucket, filters, *shape))
-        tokens, logprobs, held = out
+        work = lambda: self._verify(bucket, filters, *shape)  # noqa: E731
+        tokens, logprobs, held = self._run(("verify", bucket, filters, *shape), bucket, work)
         self._batch = (-1, -1)
         drawn = read(tokens[:count], logprobs[:count], held[:count])
         if strategy.drafter == NEURAL:  # only now: while the device may still read the rows they must not change
