@@ -12,12 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from paceline.build import choose_device, find_drafter
+from paceline.draft.drafter import Draft, Text
 from paceline.draft.neural import load_drafter
 from paceline.draft.strategy import PLAIN, Strategy
 from paceline.draft.suffix import SuffixDrafter
@@ -52,6 +55,10 @@ def main() -> None:
         print(
             f"{batch:>5}  {'tuner':<16} {row['tuner_tok_s']:>9,.0f}  {row['tuner_tok_s'] / plain:>8.2f}  mostly "
             f"{row['tuner_choice']}; best in hindsight {row['best']}, of which it reached {row['of_best']:.0%}",
+        )
+        print(
+            f"{batch:>5}  guessing from suffixes takes {row['suffix_us']:.0f} µs of the host, "
+            f"{row['suffix_share']:.1%} of a plain round",
             flush=True,
         )
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
@@ -65,7 +72,8 @@ def main() -> None:
 def measure(
     args: argparse.Namespace, model: Decoder, tokenizer: Tokenizer, folder: Path | None, batch: int
 ) -> dict[str, Any]:
-    drafters: list[Any] = [SuffixDrafter(batch, model.config.max_positions)]
+    suffix = TimedSuffix(batch, model.config.max_positions)
+    drafters: list[Any] = [suffix]
     if folder is not None:
         drafters.append(load_drafter(folder, model))
     chosen = [Strategy.parse(s) for s in args.strategies.split(",")] if args.strategies else None
@@ -75,6 +83,7 @@ def measure(
     for strategy in strategies:
         run(engine, work, lambda _, s=strategy: s)  # graphs, kernels, caches
     run(engine, work, engine.tuner.choose)
+    suffix.seconds.clear()
     speeds: dict[str, list[float]] = {str(s): [] for s in strategies} | {"tuner": []}
     accept: dict[str, float] = {}
     used: dict[str, int] = {}
@@ -89,6 +98,7 @@ def measure(
     medians = {name: statistics.median(s) for name, s in speeds.items()}
     tuner = medians.pop("tuner")
     best = max(medians, key=lambda name: medians[name])
+    guessing = statistics.median(suffix.seconds)
     return {
         "batch": batch,
         "plain_tok_s": round(medians["plain"], 1),
@@ -98,7 +108,25 @@ def measure(
         "best": best,
         "of_best": round(tuner / medians[best], 4),
         "speedup": round(tuner / medians["plain"], 3),
+        "suffix_us": round(1e6 * guessing, 1),
+        "suffix_share": round(guessing * medians["plain"] / batch, 4),
     }
+
+
+class TimedSuffix(SuffixDrafter):
+    """Notes what the chains of a full batch cost the host, which is time that the device waits."""
+
+    def __init__(self, batch: int, max_length: int):
+        super().__init__(batch, max_length)
+        self.batch = batch
+        self.seconds: list[float] = []
+
+    def propose(self, texts: Sequence[Text], strategy: Strategy) -> Draft:
+        started = time.perf_counter()
+        draft = super().propose(texts, strategy)
+        if len(texts) == self.batch and strategy.chain:
+            self.seconds.append(time.perf_counter() - started)
+        return draft
 
 
 class Work:

@@ -3,6 +3,7 @@ checked for identity, and learned from once. Because samples are the same, the t
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from paceline.build import make_engine
 from paceline.config import Config
@@ -26,7 +28,8 @@ from paceline.rollout import Completion
 from paceline.rollout.stats import Round
 from paceline.run import Run
 
-FLOAT_ROUNDING = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-23, torch.float64: 2.0**-52}
+WIDER = {torch.bfloat16: torch.float32, torch.float32: torch.float64, torch.float64: torch.float64}
+LATEST = 32  # places over which the effect of rounding is measured
 
 
 @dataclass
@@ -36,6 +39,7 @@ class Difference:
     request: int
     position: int
     gap: float
+    rounding: float
     near_tie: bool
 
 
@@ -98,27 +102,34 @@ class Comparison(Trainer):
         return groups["adaptive"]
 
 
-@torch.no_grad()
 def explain(model: Decoder, a: Completion, b: Completion) -> Difference:
     """Run the policy once more over what the two have in common, and look at the race that they decided differently.
 
-    A near-tie is a race whose two candidates lie closer together than rounding can move them: than the difference
-    between the log-probabilities that the two passes gave the tokens they agree on, or than the type resolves."""
+    The pass is run in the model's precision and in a wider one. Their largest difference, over all tokens of the
+    vocabulary at the latest places, is what rounding does to a score. A near-tie is a race whose candidates lie closer
+    together than twice that: each of the two may have been moved."""
     shared = next((i for i, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=False)) if x != y), None)
     if shared is None:
         raise AssertionError(f"request {a.request.id} ended differently after the same tokens")
     tokens = [*a.request.prompt, *a.tokens[:shared]]
+    exact = _latest_logits(copy.deepcopy(model).to(WIDER[model.dtype]), tokens)
+    temperature = a.request.sampling.temperature
+    rounding = float((exact - _latest_logits(model, tokens)).abs().max()) / (temperature or 1.0)
+    scores = exact[-1] / (temperature or 1.0)
+    if temperature:
+        key = torch.tensor([request_key(a.request.seed, a.request.id)], device=model.device)
+        place = torch.tensor([len(tokens)], device=model.device)
+        scores = scores + gumbel(position_keys(key, place), len(scores), torch.float64)[0]
+    gap = abs(float(scores[a.tokens[shared]] - scores[b.tokens[shared]]))
+    return Difference(a.request.id, shared, gap, rounding, gap <= 2 * rounding)
+
+
+@torch.no_grad()
+def _latest_logits(model: Decoder, tokens: list[int]) -> Tensor:
+    """float64 [places, V], the last row being what the next token is drawn from."""
     attention = PackedAttention([len(tokens)], model.device)
     hidden, _ = model(torch.tensor(tokens, device=model.device), attention.positions(), attention)
-    s = a.request.sampling
-    logits = model.logits(hidden[-1:])[0].double() / (s.temperature or 1.0)
-    key = torch.tensor([request_key(a.request.seed, a.request.id)], device=model.device)
-    noise = gumbel(position_keys(key, torch.tensor([len(tokens)], device=model.device)), len(logits), torch.float64)[0]
-    scores = logits + (noise if s.temperature else 0)
-    gap = abs(float(scores[a.tokens[shared]] - scores[b.tokens[shared]]))
-    seen = [abs(x - y) for x, y in zip(a.logprobs[:shared], b.logprobs[:shared], strict=True)]
-    resolution = 8 * FLOAT_ROUNDING[model.dtype] * float(logits.abs().max())
-    return Difference(a.request.id, shared, gap, gap <= max([resolution, *(2 * d for d in seen)]))
+    return model.logits(hidden[-LATEST:]).double()
 
 
 def run_comparison(config: Config, console: Console) -> None:

@@ -58,7 +58,8 @@ def train_command(
         DrafterShape(policy.config.intermediate_size, min(window, policy.config.max_positions)),
         _common(texts, vocab, policy) if vocab else None,
     ).init_weights(config.seed)
-    trainer = DrafterTrainer(drafter, TrainSettings(loss=loss))  # type: ignore[arg-type]
+    rate = 2e-3 * min(1.0, 384 / policy.config.hidden_size)  # wide layers take smaller steps
+    trainer = DrafterTrainer(drafter, TrainSettings(lr=rate, loss=loss))  # type: ignore[arg-type]
     limit, shuffle = 60 * minutes, random.Random(config.seed).shuffle
     started = time.perf_counter()
     shown, value, agree, seen = started, 0.0, [0.0], 0

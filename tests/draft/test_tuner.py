@@ -32,7 +32,7 @@ class Machine:
     def speed(self, batch: int, s: Strategy) -> float:
         return batch * self.tokens(s) / self.cost(batch, s)
 
-    def round(self, tuner: Tuner, batch: int) -> tuple[Strategy, float, float]:
+    def round(self, tuner: Tuner, batch: int) -> Strategy:
         s = tuner.choose(batch)
         accepted = []
         for _ in range(batch):
@@ -42,12 +42,13 @@ class Machine:
             accepted.append(a)
         seconds = self.cost(batch, s) * self.dice.uniform(0.97, 1.1)
         tuner.observe(batch, s, seconds, None if s.plain else accepted, warm=True)
-        return s, seconds, batch + sum(accepted)
+        return s
 
 
 def play(tuner: Tuner, machine: Machine, batch: int, rounds: int) -> float:
-    played = [machine.round(tuner, batch) for _ in range(rounds)]
-    return sum(p[2] for p in played) / sum(p[1] for p in played)
+    """The speed that its choices have on average: what it sees is noisy, what it is judged by is not."""
+    chosen = [machine.round(tuner, batch) for _ in range(rounds)]
+    return batch * sum(machine.tokens(s) for s in chosen) / sum(machine.cost(batch, s) for s in chosen)
 
 
 def test_reaches_the_best_strategy_at_every_batch_size_and_plain_where_nothing_pays():
@@ -55,8 +56,14 @@ def test_reaches_the_best_strategy_at_every_batch_size_and_plain_where_nothing_p
     for batch in (256, 64, 16, 4, 1):
         play(tuner, machine, batch, 150)
         best = max(machine.speed(batch, s) for s in STRATEGIES)
-        assert play(tuner, machine, batch, 200) > 0.93 * best, batch
+        assert play(tuner, machine, batch, 200) > 0.95 * best, batch
     assert max(STRATEGIES, key=lambda s: machine.speed(256, s)) == PLAIN
+
+
+def test_a_large_batch_where_nothing_pays_is_not_slower_from_the_start():
+    machine, tuner = Machine({"neural": 0.85, "suffix": 0.3}, knee=40), Tuner(STRATEGIES, 256)
+    assert max(STRATEGIES, key=lambda s: machine.speed(256, s)) == PLAIN
+    assert play(tuner, machine, 256, 300) > 0.97 * machine.speed(256, PLAIN)
 
 
 def test_exploration_is_bounded():
@@ -72,7 +79,7 @@ def test_notices_a_drafter_that_went_bad_and_one_that_came_back():
     good = play(tuner, machine, 8, 100)
     machine.rate["neural"] = 0.02
     play(tuner, machine, 8, 100)
-    assert play(tuner, machine, 8, 100) > 0.97 * machine.speed(8, PLAIN) * 0.96  # durations vary by some percent
+    assert play(tuner, machine, 8, 100) > 0.97 * machine.speed(8, PLAIN)
     machine.rate["neural"] = 0.85
     play(tuner, machine, 8, 200)
     assert play(tuner, machine, 8, 100) > 0.95 * good

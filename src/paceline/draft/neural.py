@@ -2,8 +2,8 @@
 embeddings and head, so that it follows the policy for free.
 
 Its entry for place p of a text is made of token p and of what the policy thought of token p-1: the three tapped hidden
-states, fused to one. From there the layer's output takes the place of the features, guess after guess. Keys and values
-of its entries lie in the same pages as the policy's, one layer further on.
+states, fused to one. From there the layer's output takes the place of the features, guess after guess. Its cache is a
+window of its latest entries (`draft.window`).
 """
 
 from __future__ import annotations

@@ -145,15 +145,15 @@ class TrainSettings:
 
 
 class DrafterTrainer:
-    """AdamW on a float32 copy of the drafter; `publish` writes it back."""
+    """AdamW on a copy of the drafter, in the policy's precision with float32 masters; `publish` writes it back."""
 
     def __init__(self, drafter: NeuralDrafter, settings: TrainSettings):
         self.drafter, self.settings = drafter, settings
-        vocab = drafter.vocab
-        self.copy = NeuralDrafter(drafter.policy, drafter.shape, vocab).to(torch.float32)
+        self.copy = NeuralDrafter(drafter.policy, drafter.shape, drafter.vocab)
         self.copy.load_state_dict(drafter.state_dict())
         self.copy.requires_grad_(True)
-        self.optimizer = torch.optim.AdamW(self.copy.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+        self._masters = [p.detach().float() for p in self.copy.parameters()]  # the weights themselves, if float32
+        self.optimizer = torch.optim.AdamW(self._masters, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
         self.steps = 0
 
     def step(self, answers: list[tuple[list[int], int]], progress: float = 0.0) -> tuple[float, list[float]]:
@@ -167,10 +167,18 @@ class DrafterTrainer:
             loss, agree = unrolled_loss(self.copy, texts, s.runs, s.loss)
             loss.backward()
         torch.nn.utils.clip_grad_norm_(self.copy.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._update()
         self.steps += 1
         return float(loss.detach()), agree
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        for weight, master in zip(self.copy.parameters(), self._masters, strict=True):
+            master.grad = None if weight.grad is None else weight.grad.float()
+            weight.grad = None
+        self.optimizer.step()
+        for weight, master in zip(self.copy.parameters(), self._masters, strict=True):
+            weight.copy_(master)
 
     @torch.no_grad()
     def publish(self) -> None:

@@ -3,7 +3,8 @@
 For each bucket of batch sizes and each strategy the tuner keeps the latest durations of a round; for each family of
 strategies it keeps how often a guess at each depth held, with old observations fading by the round, tried or not. The
 product is an estimate of speed for every strategy, and the best one runs. What has not been measured at a batch size is
-guessed from its cost relative to plain decoding at the nearest size that has. A small share of the time, `explore`,
+guessed from what it cost at the nearest size and from what others cost at this one, so that a few bad tries are enough
+to know that none pays. A small share of the time, `explore`,
 goes to strategies that have not been tried for long, so that no verdict is for ever. Decisions are a function of the
 past alone: a draft is never looked at before deciding whether to check it, which would change what is written.
 """
@@ -19,7 +20,7 @@ from typing import Any
 
 from paceline.draft.strategy import PLAIN, Strategy
 
-FADE = 0.98  # weight of an observation one round later
+FADE = 0.96  # weight of an observation one round later
 LATEST = 9  # durations that are kept; their median counts
 DOUBT = 1.0  # how many observed guesses an old belief is worth
 BELIEF = 0.6  # what is assumed of a family that was never tried
@@ -135,11 +136,10 @@ class Tuner:
             return PLAIN  # what all others are compared with
         best = max(self.strategies, key=lambda s: self._speed(size, s))
         self._exploring = False
-        if self.explored < self.explore * self.seconds:
-            other = self._worth_a_look(size, best)
-            if other is not None:
-                self._exploring = True
-                return other
+        other = self._worth_a_look(size, best)
+        if other is not None:
+            self._exploring = True
+            return other
         return best
 
     def observe(self, batch: int, strategy: Strategy, seconds: float, accepted: list[int] | None, warm: bool) -> None:
@@ -165,20 +165,33 @@ class Tuner:
         return (known.typical + guess) / 2 if known else guess  # one duration may be an accident
 
     def _guess(self, size: int, strategy: Strategy) -> float:
-        """What a round should take, judging by other sizes. Rather too low than too high: what is tried is measured,
-        what is not tried stays unknown."""
+        """What a round should take, judging by other sizes and by other strategies at this one."""
+        near = self._nearest(size, strategy)
         if strategy.plain:
-            near = self._nearest(size, PLAIN)
             # Between reading the weights once for all and computing each text on its own.
             return near[1] * (size / near[0]) ** 0.5 if near else 1.0
-        near = self._nearest(size, strategy)
-        if near is None:
-            ratio = _prior(strategy)
+        other = self._alike(size, strategy)
+        if other is not None and near is not None and near[0] in self._costs[other]:
+            # What it took beyond plain decoding there has grown as it did for the other one.
+            extra = self._extra(near[0], strategy) * self._extra(size, other) / self._extra(near[0], other)
+        elif other is not None:
+            extra = self._extra(size, other) * _work(strategy) / _work(other)
+        elif near is not None:
+            # Checking many guesses for few texts costs relatively less.
+            extra = self._extra(near[0], strategy) * min(1.0, size / near[0])
         else:
-            ratio = near[1] / self._cost(near[0], PLAIN)
-            if size < near[0]:  # checking many guesses for few texts costs relatively less
-                ratio = 1 + max(0.0, ratio - 1) * size / near[0]
-        return self._cost(size, PLAIN) * ratio
+            extra = 0.1 * _work(strategy)
+        return self._cost(size, PLAIN) * (1 + extra)
+
+    def _extra(self, size: int, strategy: Strategy) -> float:
+        """What a round took beyond a plain one, in plain ones; never nothing, because it is divided by."""
+        return max(0.05, self._costs[strategy][size].typical / self._cost(size, PLAIN) - 1)
+
+    def _alike(self, size: int, strategy: Strategy) -> Strategy | None:
+        """Of the same drafter's strategies measured at this size, the one whose work is most like this one's."""
+        alike = (s for s in self.strategies if s.drafter == strategy.drafter and s != strategy)
+        known = [s for s in alike if size in self._costs[s]]
+        return min(known, key=lambda s: abs(_work(s) - _work(strategy)), default=None)
 
     def _nearest(self, size: int, strategy: Strategy) -> tuple[int, float] | None:
         """The other size nearest to this one at which the strategy was measured, and what it took there."""
@@ -192,18 +205,23 @@ class Tuner:
         return self._acceptance[strategy.family].tokens(strategy.depth)
 
     def _worth_a_look(self, size: int, best: Strategy) -> Strategy | None:
-        """Of those not tried for a while at this size, the one that was fastest in its best time; every fourth look
-        goes to the one that has waited longest, so that costs stay known too."""
+        """Of those not tried for a while at this size, the one that was fastest in its best time; every second look
+        goes to the one that has waited longest, so that what was never good gets its chance too. What costs much more
+        than a plain round has to wait until the budget has time for it."""
 
         def age(s: Strategy) -> int:
             known = self._costs[s].get(size)
             return self.round - known.round if known else self.round
 
-        stale = [s for s in self.strategies if s != best and age(s) >= PATIENCE]
+        left = self.explore * self.seconds - self.explored
+        if left <= 0:
+            return None
+        most = left + 3 * self._cost(size, PLAIN)
+        stale = [s for s in self.strategies if s != best and age(s) >= PATIENCE and self._cost(size, s) <= most]
         if not stale:
             return None
         self._looks += 1
-        if self._looks % 4 == 0:
+        if self._looks % 2 == 0:
             return max(stale, key=age)
         return max(stale, key=lambda s: self._acceptance[s.family].hope(s.depth) / self._cost(size, s))
 
@@ -243,6 +261,6 @@ def sizes(most: int) -> list[int]:
     return sorted(ladder)
 
 
-def _prior(strategy: Strategy) -> float:
-    """Cost relative to plain decoding, before anything was measured."""
-    return 1.0 + 0.1 * strategy.nodes + 0.1 * strategy.depth
+def _work(strategy: Strategy) -> int:
+    """What a round does beyond plain decoding, roughly: guesses to check and passes to make them."""
+    return strategy.nodes + strategy.depth

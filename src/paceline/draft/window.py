@@ -18,10 +18,13 @@ MASKED = -1e30
 
 
 class WindowCache:
-    def __init__(self, config: DecoderConfig, slots: int, window: int, dtype: torch.dtype, device: torch.device):
-        """Slot 0 is scratch: rows that pad a graph and entries that must not be kept are written there."""
-        self.window = window
-        shape = (slots + 1, config.kv_heads, window, config.head_dim)
+    def __init__(
+        self, config: DecoderConfig, slots: int, window: int, room: int, dtype: torch.dtype, device: torch.device
+    ):
+        """Slot 0 is scratch: rows that pad a graph and entries that must not be kept are written there. Behind each
+        ring lie `room` places that stay zero, so that a copy of it has room for a round."""
+        self.window, self.room = window, room
+        shape = (slots + 1, config.kv_heads, window + room, config.head_dim)
         self.k, self.v = torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
 
     @property
@@ -38,6 +41,9 @@ class WindowCache:
         n = len(tail[0])
         places = torch.arange(length - n, length, device=self.k.device) % self.window
         self.k[slot, :, places], self.v[slot, :, places] = tail[0].transpose(0, 1), tail[1].transpose(0, 1)
+
+    def round(self, slot: Tensor, drafted: Tensor, start: Tensor, room: int) -> RoundAttention:
+        return RoundAttention(self, slot, drafted, start, room)
 
 
 class TailAttention(PackedAttention):
@@ -59,10 +65,10 @@ class RoundAttention:
 
     def __init__(self, cache: WindowCache, slot: Tensor, drafted: Tensor, start: Tensor, room: int):
         """`drafted` entries of each request are known, of which those from `start` on can be seen; all int [B]."""
+        assert room <= cache.room, "no round is larger than the largest strategy's"
         self.batch, window = len(slot), cache.window
         ring = slot.long()
-        pad = (0, 0, 0, room)
-        self.keys, self.values = F.pad(cache.k[ring], pad), F.pad(cache.v[ring], pad)
+        self.keys, self.values = cache.k[ring], cache.v[ring]
         # Column j of a ring holds the latest known place that leaves the remainder j.
         newest = drafted.long()[:, None] - 1
         columns = torch.arange(window, device=slot.device)
@@ -84,8 +90,9 @@ class RoundAttention:
 
     def guess(self) -> None:
         """Next comes one guess per request, which sees all before it."""
+        if self.used == self._base:
+            self.bias[..., self._base :] = 0  # for all of them
         self.used += 1
-        self.bias[..., self.used - 1] = 0
         self._mask = self.bias[..., : self.used]
 
     def guesses(self, ancestry: Tensor) -> None:
@@ -108,10 +115,10 @@ class RoundAttention:
         if n == 1:  # the same as below, with fewer operations
             keys[:, :, -1], values[:, :, -1] = k, v
             q = q.view(batch, kv_heads, group, d)
-            return F.scaled_dot_product_attention(q, keys, values, attn_mask=self._mask).view(batch, heads * d)
+            return F.scaled_dot_product_attention(q, keys, values, attn_mask=self._mask).reshape(batch, heads * d)
         keys[:, :, -n:] = k.view(batch, n, kv_heads, d).transpose(1, 2)
         values[:, :, -n:] = v.view(batch, n, kv_heads, d).transpose(1, 2)
         # All queries of one kv head lie together: [batch, kv_heads, group * n, d].
         q = q.view(batch, n, kv_heads, group, d).permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * n, d)
         out = F.scaled_dot_product_attention(q, keys, values, attn_mask=self._mask.repeat(1, 1, group, 1))
-        return out.view(batch, kv_heads, group, n, d).permute(0, 3, 1, 2, 4).reshape(rows, heads * d)
+        return out.reshape(batch, kv_heads, group, n, d).permute(0, 3, 1, 2, 4).reshape(rows, heads * d)

@@ -16,7 +16,7 @@ MASK = (1 << 64) - 1
 GOLDEN, MIX1, MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-def _signed(x: int) -> int:
+def signed(x: int) -> int:
     """The int64 with the same bits: torch has no unsigned arithmetic."""
     return x - (1 << 64) if x >> 63 else x
 
@@ -30,7 +30,7 @@ def _mix(x: int) -> int:
 
 def request_key(seed: int, request_id: int) -> int:
     """The key of a request, as an int64."""
-    return _signed(_mix((_mix((seed + GOLDEN) & MASK) + request_id * GOLDEN + GOLDEN) & MASK))
+    return signed(_mix((_mix((seed + GOLDEN) & MASK) + request_id * GOLDEN + GOLDEN) & MASK))
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
@@ -39,19 +39,19 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def _mix_tensor(x: Tensor) -> Tensor:
-    x = _shift(x, 30).bitwise_xor_(x).mul_(_signed(MIX1))
-    x = _shift(x, 27).bitwise_xor_(x).mul_(_signed(MIX2))
+    x = _shift(x, 30).bitwise_xor_(x).mul_(signed(MIX1))
+    x = _shift(x, 27).bitwise_xor_(x).mul_(signed(MIX2))
     return _shift(x, 31).bitwise_xor_(x)
 
 
 def position_keys(request_keys: Tensor, positions: Tensor) -> Tensor:
     """int64 keys of requests and token positions, broadcast -> int64 keys of (request, position)."""
-    return _mix_tensor((positions.long() + 1).mul_(_signed(GOLDEN)) + request_keys)
+    return _mix_tensor((positions.long() + 1).mul_(signed(GOLDEN)) + request_keys)
 
 
 @functools.lru_cache(maxsize=8)
 def _steps(vocab: int, device: torch.device) -> Tensor:
-    return torch.arange(1, vocab + 1, device=device) * _signed(GOLDEN)
+    return torch.arange(1, vocab + 1, device=device) * signed(GOLDEN)
 
 
 def gumbel(keys: Tensor, vocab: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -63,3 +63,13 @@ def gumbel(keys: Tensor, vocab: int, dtype: torch.dtype = torch.float32) -> Tens
     bits = _shift(_mix_tensor(keys[..., None] + _steps(vocab, keys.device)), 32)
     u = bits.to(dtype).add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
     return u.neg_().log1p_().neg_().log_().neg_()
+
+
+def noise_ahead(request_keys: Tensor, places: Tensor, count: int, vocab: int, dtype: torch.dtype) -> Tensor:
+    """The noise [B, count, vocab] of requests at `count` places each, from `places` [B] on."""
+    if request_keys.is_cuda and dtype == torch.float32:
+        from paceline.kernels.fused_triton import noise_ahead as fused
+
+        return fused(request_keys, places, count, vocab)
+    ahead = places[:, None] + torch.arange(count, device=places.device)
+    return gumbel(position_keys(request_keys[:, None], ahead), vocab, dtype)

@@ -17,31 +17,37 @@ BLOCK_N = 64
 MAX_SPLITS = 32
 
 
-def paged_attention(q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, context: Tensor, tree: Tensor) -> Tensor:
-    """q [B, T, heads, d], pools [pages, kv_heads, page_size, d], table int32 [B, most], context int32 [B],
-    tree int64 [B, T] -> [B, T, heads, d]."""
+def paged_attention(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, context: Tensor, tree: Tensor, span: int | None = None
+) -> Tensor:
+    """q [B, T, heads, d] with each token's heads side by side, pools [pages, kv_heads, page_size, d],
+    table int32 [B, most], context int32 [B], tree int64 [B, T] -> [B, T, heads, d].
+    `span` places behind the context can be seen, by default those of the T tokens."""
     batch, new, heads, d = q.shape
     _, kv_heads, page_size, _ = k_pool.shape
     group = heads // kv_heads
     rows = new * group
     block_m = max(16, min(64, triton.next_power_of_2(rows)))
     tiles = triton.cdiv(rows, block_m)
-    splits = max(1, min(MAX_SPLITS, 2 * _processors(q.device) // (batch * kv_heads * tiles)))
-    q = q.contiguous()
-    part = torch.empty(splits, batch, new, heads, d, dtype=torch.float32, device=q.device)
+    most_blocks = triton.cdiv(table.shape[1] * page_size, BLOCK_N)
+    splits = max(1, min(MAX_SPLITS, most_blocks, 2 * _processors(q.device) // (batch * kv_heads * tiles)))
+    out = torch.empty(batch, new, heads, d, dtype=q.dtype, device=q.device)
+    # A stretch that is all there is needs no join, so its result is the result.
+    part = torch.empty(splits, *out.shape, dtype=torch.float32, device=q.device) if splits > 1 else out
     lse = torch.empty(splits, batch, new, heads, dtype=torch.float32, device=q.device)
     _attend[(batch * tiles, kv_heads, splits)](
         q, k_pool, v_pool, table, context, tree, part, lse,
-        table.stride(0), context.stride(0), tree.stride(0), tree.stride(1), d**-0.5, tiles, batch, new, table.shape[1],
+        q.stride(0), q.stride(1), table.stride(0), context.stride(0), tree.stride(0), tree.stride(1),
+        d**-0.5, tiles, batch, new, span or new, table.shape[1],
         HEADS=heads, KV_HEADS=kv_heads, GROUP=group, D=d, BLOCK_D=triton.next_power_of_2(d), PAGE=page_size,
         BLOCK_M=block_m, BLOCK_N=BLOCK_N, SPLITS=splits,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4, num_stages=2,
     )  # fmt: skip
-    out = torch.empty_like(q)
-    _join[(batch * new * heads,)](
-        part, lse, out, batch * new * heads, D=d, BLOCK_D=triton.next_power_of_2(d), SPLITS=splits,
-        BLOCK_S=triton.next_power_of_2(splits), num_warps=1,
-    )  # fmt: skip
+    if splits > 1:
+        _join[(batch * new * heads,)](
+            part, lse, out, batch * new * heads, D=d, BLOCK_D=triton.next_power_of_2(d), SPLITS=splits,
+            BLOCK_S=triton.next_power_of_2(splits), num_warps=1,
+        )  # fmt: skip
     return out
 
 
@@ -53,7 +59,8 @@ def _processors(device: torch.device) -> int:
 @triton.jit
 def _attend(
     q, k_pool, v_pool, table, context, tree, part, lse,
-    table_stride, context_stride, tree_stride_b, tree_stride_t, scale, tiles, batch, new, most,
+    q_stride_b, q_stride_t, table_stride, context_stride, tree_stride_b, tree_stride_t,
+    scale, tiles, batch, new, span, most,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -63,7 +70,7 @@ def _attend(
     kv = tl.program_id(1)
     split = tl.program_id(2)
     cached = tl.load(context + b * context_stride)
-    total = tl.minimum(cached + new, most * PAGE)  # new tokens that the table has no room for are seen by nobody
+    total = tl.minimum(cached + span, most * PAGE)  # new tokens that the table has no room for are seen by nobody
 
     # Rows are the queries of this kv head, token by token: row = token * GROUP + head within the group.
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -72,7 +79,7 @@ def _attend(
     head = kv * GROUP + row % GROUP
     dim = tl.arange(0, BLOCK_D)
     in_d = dim < D
-    place = ((b * new + token) * HEADS + head) * D
+    place = b * q_stride_b + token * q_stride_t + head * D
     queries = tl.load(q + place[:, None] + dim[None, :], mask=alive[:, None] & in_d[None, :], other=0.0)
     sees = tl.load(tree + b * tree_stride_b + token * tree_stride_t, mask=alive, other=0)
 
@@ -108,7 +115,8 @@ def _attend(
     safe = tl.maximum(weight, 1e-30)
     to = split * batch * new * HEADS + (b * new + token) * HEADS + head
     tl.store(lse + to, tl.where(weight > 0, best + tl.log(safe), -1e30), mask=alive)
-    tl.store(part + to[:, None] * D + dim[None, :], acc / safe[:, None], mask=alive[:, None] & in_d[None, :])
+    value = (acc / safe[:, None]).to(part.dtype.element_ty)
+    tl.store(part + to[:, None] * D + dim[None, :], value, mask=alive[:, None] & in_d[None, :])
 
 
 @triton.jit

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.kernels.fused import fuses
 from paceline.model.config import DecoderConfig
 from paceline.model.rope import rotate, rotation_constants, rotations
 
@@ -91,8 +92,10 @@ class Layer(nn.Module):
             qk = torch.cat((rms_norm(q, w["q_norm"], self.eps), rms_norm(k, w["k_norm"], self.eps)), 1)
         q, k = rotate(qk, cos, sin).split(self.qk_heads, 1)
         x = _add_product(x, attention(self.index, q, k, v), w["o"], w["o_bias"])
-        gate, up = _product(rms_norm(x, w["post_norm"], self.eps), w["gate_up"], w["gate_up_bias"]).chunk(2, -1)
-        return _add_product(x, F.silu(gate) * up, w["down"], w["down_bias"])
+        both = _product(rms_norm(x, w["post_norm"], self.eps), w["gate_up"], w["gate_up_bias"])
+        if w["down_bias"] is None and fuses(x):
+            return x.addmm_(gated(both), w["down"])  # x is this layer's own, and a copy would be one more kernel
+        return _add_product(x, gated(both), w["down"], w["down_bias"])
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -109,6 +112,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @functools.cache
 def _scalar(value: float, dtype: torch.dtype) -> Tensor:
     return torch.tensor(value, dtype=dtype)
+
+
+def gated(both: Tensor) -> Tensor:
+    """[N, 2 * size], gate beside up -> silu(gate) * up"""
+    if fuses(both):
+        from paceline.kernels.fused_triton import gated as fused
+
+        return fused(both)
+    gate, up = both.chunk(2, -1)
+    return F.silu(gate) * up
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UserError
+from paceline.kernels.fused import fuses
 
 TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -103,4 +104,8 @@ def rotation_constants(rope: Rope, head_dim: int, device: torch.device, dtype: t
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate heads [N, heads, head_dim], whose dimension i is paired with i + head_dim / 2."""
+    if fuses(x):
+        from paceline.kernels.fused_triton import rotate as fused
+
+        return fused(x, cos, sin)
     return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, -1), sin)

@@ -64,7 +64,7 @@ class DecodeAttention:
             return self.rows.attend(q, k_pool, v_pool, layer)
         from paceline.kernels.paged_attention_triton import paged_attention
 
-        q = q.reshape(-1, self.new, *q.shape[1:])
+        q = q.unflatten(0, (-1, self.new))
         return paged_attention(q, k_pool, v_pool, self.table, self.context, self.tree).flatten(2).flatten(0, 1)
 
 

@@ -11,22 +11,29 @@ from torch import Tensor
 from paceline.draft.neural import NeuralDrafter
 from paceline.draft.strategy import Strategy
 from paceline.draft.window import RoundAttention, TailAttention, WindowCache
+from paceline.draft.window_paged import PagedRound, PagedWindowCache
+from paceline.kernels.fused import DTYPES
 from paceline.rollout.features import FeatureRing
 from paceline.rollout.rows import Rows, RowsView
 from paceline.rollout.sampling import race_dtype
 
+Round = RoundAttention | PagedRound
 LONG = 64  # entries per request and pass when the drafter was off for long
 
 
 class NeuralDrafting:
-    def __init__(self, drafter: NeuralDrafter, rows: Rows, ring: FeatureRing, deepest: int):
+    def __init__(self, drafter: NeuralDrafter, rows: Rows, ring: FeatureRing, strategies: list[Strategy]):
         self.drafter, self.rows, self.ring = drafter, rows, ring
-        self.step = deepest + 1  # most entries that a round of checking leaves behind
+        self.step = max((s.depth for s in strategies), default=0) + 1  # most entries that a round leaves behind
         window, weight = drafter.shape.window, drafter.fc
         assert window >= self.step, "a window holds at least what one round can write"
-        config = drafter.policy.config
-        self.cache = WindowCache(config, len(rows.host), window, weight.dtype, weight.device)
         self.long = min(LONG, window)
+        guesses = max((s.depth * s.width for s in strategies), default=0)
+        room = max(self.long, self.step + guesses)
+        # The kernel that reads rings in place has no float64.
+        paged = weight.is_cuda and weight.dtype in DTYPES
+        make = PagedWindowCache if paged else WindowCache
+        self.cache = make(drafter.policy.config, len(rows.host), window, room, weight.dtype, weight.device)
 
     def prefill(self, tokens: Tensor, features: Tensor, positions: Tensor, lengths: list[int]) -> list[Any]:
         """Make the entries of whole texts: each token with the features before it -> what to keep of each text."""
@@ -47,14 +54,14 @@ class NeuralDrafting:
         rows.drafted[:count][behind] = oldest[behind]
         rows.start[:count][behind] = oldest[behind]
 
-    def catch_up(self, count: int, new: int, room: int = 0) -> tuple[Tensor, RoundAttention]:
+    def catch_up(self, count: int, new: int, room: int = 0) -> tuple[Tensor, Round]:
         """Make up to `new` missing entries per request -> output [count, hidden] of the last one that exists, and the
         attention of the round, with room for as many guesses."""
         rows = self.rows.view(0, count)
         places = rows.drafted.long()[:, None] + torch.arange(new, device=rows.drafted.device)
         present = places <= rows.context[:, None]
         tokens, features = self.ring.take(rows.slot, places)
-        attention = RoundAttention(self.cache, rows.slot, rows.drafted, rows.start, new + room)
+        attention = self.cache.round(rows.slot, rows.drafted, rows.start, new + room)
         attention.entries(new, present)
         out = self.drafter(tokens.flatten(), self.drafter.fuse(features.flatten(0, 1)), places.flatten(), attention)
         assert attention.new is not None
@@ -76,7 +83,7 @@ class NeuralDrafting:
         return guess(rows, hidden, strategy, race, attention)
 
     def _chain(
-        self, rows: RowsView, hidden: Tensor, strategy: Strategy, race: _Race, attention: RoundAttention
+        self, rows: RowsView, hidden: Tensor, strategy: Strategy, race: _Race, attention: Round
     ) -> tuple[Tensor, Tensor]:
         batch, device, depth = len(rows.context), rows.context.device, strategy.depth
         places = rows.context[:, None] + torch.arange(1, depth + 1, device=device)
@@ -91,7 +98,7 @@ class NeuralDrafting:
         return torch.stack(tokens, 1).int(), parents
 
     def _beams(
-        self, rows: RowsView, hidden: Tensor, strategy: Strategy, race: _Race, attention: RoundAttention
+        self, rows: RowsView, hidden: Tensor, strategy: Strategy, race: _Race, attention: Round
     ) -> tuple[Tensor, Tensor]:
         """At every level the `width` likeliest continuations of the level above; of all, the likeliest `nodes`."""
         batch, device, width = len(rows.context), rows.context.device, strategy.width
@@ -133,8 +140,7 @@ class _Race:
     def __init__(self, drafter: NeuralDrafter, rows: RowsView, noise: Tensor | None):
         self.drafter = drafter
         greedy = rows.sampling.temperature == 0
-        self.dtype = race_dtype(drafter.fc.dtype)
-        self.cool = torch.where(greedy, 1.0, rows.sampling.temperature).to(self.dtype)[:, None]
+        self.cool = torch.where(greedy, 1.0, rows.sampling.temperature).to(race_dtype(drafter.fc.dtype))[:, None]
         self.noise = None
         if noise is not None:
             known = noise if drafter.vocab is None else noise[..., drafter.vocab]
@@ -142,7 +148,7 @@ class _Race:
 
     def scores(self, hidden: Tensor, level: int) -> Tensor:
         """What follows [B * n, hidden], where n belong to each request -> [B * n, guessable tokens]"""
-        logits = self.drafter.logits(hidden).to(self.dtype)
+        logits = self.drafter.logits(hidden)  # divided by a wider type, they become that type
         batch = len(self.cool)
         if len(logits) == batch:
             logits = logits / self.cool

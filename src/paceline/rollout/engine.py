@@ -98,8 +98,7 @@ class Engine:
             return Runner(model, self.pool, self.rows, self.graphs)
         width = len(model.config.tap_layers) * model.config.hidden_size
         ring = FeatureRing(self.settings.max_batch, neural.shape.window, width, model.dtype, model.device)
-        deepest = max((s.depth for s in self.strategies), default=1)
-        drafting = NeuralDrafting(neural, self.rows, ring, deepest)
+        drafting = NeuralDrafting(neural, self.rows, ring, self.strategies)
         return Runner(model, self.pool, self.rows, self.graphs, ring, drafting)
 
     def submit(self, requests: Iterable[Request]) -> None:

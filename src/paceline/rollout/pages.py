@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UserError
+from paceline.kernels.fused import fuses
 from paceline.model.config import DecoderConfig
 
 CPU_KV_BYTES = 2 * 10**9
@@ -99,6 +100,11 @@ class PagePool:
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Put keys and values [N, kv_heads, d] of one layer into their slots."""
+        if fuses(k):
+            from paceline.kernels.fused_triton import write
+
+            write(k, v, self._k_rows[layer], self._v_rows[layer], slots)
+            return
         d = k.shape[-1]
         self._k_rows[layer].index_copy_(0, slots, k.reshape(-1, d))
         self._v_rows[layer].index_copy_(0, slots, v.reshape(-1, d))

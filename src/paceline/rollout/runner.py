@@ -9,6 +9,7 @@ valid across RL steps. A graph that checks guesses does not care who made them.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from paceline.draft.drafter import Draft
 from paceline.draft.strategy import MAX_NODES, NEURAL, Strategy
 from paceline.draft.tree import chain, tree, walk
 from paceline.draft.tuner import sizes
-from paceline.kernels.noise import gumbel, position_keys
+from paceline.kernels.noise import noise_ahead
 from paceline.model.decoder import Decoder
 from paceline.rollout.attention import DecodeAttention, PrefillAttention
 from paceline.rollout.drafting import NeuralDrafting
@@ -61,12 +62,15 @@ class Runner:
         self.model, self.pool, self.rows, self.graphs = model, pool, rows, graphs
         self.ring, self.neural = ring, neural
         self.ladder = sizes(len(rows.host))
+        self.meanwhile: Callable[[], None] = lambda: None
+        """What the host does while the device is busy with a pass."""
         self._noise = NoiseAhead(model.config.vocab_size, model.dtype)
         self._attention: DecodeAttention | None = None
         self._batch = (-1, -1)
         self._ahead: Tensor | None = None
-        # Guesses and their parents, where the checking pass finds them.
+        # Guesses and their parents, where the checking pass finds them, and where the host lays out its own.
         self._guesses = torch.zeros(2, len(rows.host), MAX_NODES, dtype=torch.int32, device=model.device)
+        self._outbox = torch.zeros_like(self._guesses, device="cpu", pin_memory=self._guesses.is_cuda)
 
     def fill(self, fills: list[Fill]) -> list[Filled]:
         """Run whole sequences and leave their keys and values in their pages."""
@@ -108,6 +112,7 @@ class Runner:
         steady = batch if self.graphs is None else -1
         work = lambda: self._decode(bucket, filters, steady)  # noqa: E731
         tokens, logprobs = self._run(("plain", bucket, filters), bucket, work)
+        self.meanwhile()
         return read(tokens[:count], logprobs[:count])
 
     def _decode(self, count: int, filters: bool, batch: int) -> tuple[Tensor, Tensor]:
@@ -154,10 +159,11 @@ class Runner:
 
     def hand_in(self, draft: Draft) -> None:
         """Take guesses that were made on the host."""
-        both = torch.stack((torch.from_numpy(draft.tokens), torch.from_numpy(draft.parents)))
-        if self._guesses.is_cuda:
-            both = both.pin_memory()
-        self._guesses[:, : both.shape[1], : both.shape[2]].copy_(both, non_blocking=True)
+        count, nodes = draft.tokens.shape
+        # The last round has been read, so nobody reads the outbox any more.
+        box = self._outbox.view(-1)[: 2 * count * nodes].view(2, count, nodes)
+        box[0], box[1] = torch.from_numpy(draft.tokens), torch.from_numpy(draft.parents)
+        self._guesses[:, :count, :nodes].copy_(box, non_blocking=True)
 
     def verify(self, count: int, filters: bool, strategy: Strategy) -> Drawn:
         """Check the guesses of the first `count` rows: what plain decoding would have written, as far as they reach."""
@@ -166,6 +172,7 @@ class Runner:
         work = lambda: self._verify(bucket, filters, *shape)  # noqa: E731
         tokens, logprobs, held = self._run(("verify", bucket, filters, *shape), bucket, work)
         self._batch = (-1, -1)
+        self.meanwhile()
         drawn = read(tokens[:count], logprobs[:count], held[:count])
         if strategy.drafter == NEURAL:  # only now: while the device may still read the rows they must not change
             self.rows.drafted[:count] = self.rows.context[:count] + 1
@@ -206,9 +213,8 @@ class Runner:
 
     def _noise_ahead(self, rows: RowsView, depth: int) -> Tensor:
         """The noise [B, depth + 1, V] of the next places."""
-        places = rows.context[:, None] + torch.arange(1, depth + 2, device=rows.context.device)
-        keys = position_keys(rows.sampling.keys[:, None], places)
-        return gumbel(keys, self.model.config.vocab_size, race_dtype(self.model.dtype))
+        dtype = race_dtype(self.model.dtype)
+        return noise_ahead(rows.sampling.keys, rows.context + 1, depth + 1, self.model.config.vocab_size, dtype)
 
     def _settle(self, attention: DecodeAttention, way: Tensor, held: Tensor) -> None:
         """Bring the keys and values of the guesses that hold to where plain decoding would have put them."""

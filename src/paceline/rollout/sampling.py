@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.kernels.noise import gumbel, position_keys
+from paceline.kernels.noise import noise_ahead
 
 
 @dataclass
@@ -77,8 +77,7 @@ class NoiseAhead:
         """Noise [B, V] of the requests `keys` at `positions`, which must be one past the last call's (or `forget`)."""
         if not self._block:
             count = 1 if keys.is_cuda else max(1, min(16, self.BLOCK // (len(keys) * self.vocab)))
-            ahead = positions + torch.arange(count, device=keys.device)[:, None]
-            self._block = list(gumbel(position_keys(keys, ahead), self.vocab, self.dtype).unbind(0))[::-1]
+            self._block = list(noise_ahead(keys, positions, count, self.vocab, self.dtype).unbind(1))[::-1]
         return self._block.pop()
 
 

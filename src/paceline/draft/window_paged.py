@@ -1,0 +1,113 @@
+"""The GPU form of the neural drafter's cache: rings are read where they lie, through the paged attention kernel.
+
+Every entry is a page of one token. A request's table lists the known entries of its ring in order, then the places of
+its room, where a round puts the entries that are missing and the guesses. What `draft.window` does by copying rings
+side by side is done here by writing a table, and the two agree.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.paged_attention import chain_tree
+from paceline.model.config import DecoderConfig
+
+
+class PagedWindowCache:
+    def __init__(
+        self, config: DecoderConfig, slots: int, window: int, room: int, dtype: torch.dtype, device: torch.device
+    ):
+        """As `WindowCache`: slot 0 is scratch, and each ring has `room` places for a round."""
+        self.window, self.room = window, room
+        self.ring = window + room  # so that the entries that a round adds overwrite none that it still looks at
+        self.stride = self.ring + room
+        shape = ((slots + 1) * self.stride, config.kv_heads, 1, config.head_dim)
+        self.k, self.v = torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.k.nbytes + self.v.nbytes
+
+    def put(self, slot: Tensor, places: Tensor, k: Tensor, v: Tensor) -> None:
+        """Entries [B, n, kv_heads, d] of the places [B, n]; those of slot 0 are dropped. slot: [B, n]."""
+        page = slot * self.stride + places % self.ring
+        self.k[page, :, 0], self.v[page, :, 0] = k, v
+
+    def fill(self, slot: int, tail: tuple[Tensor, Tensor], length: int) -> None:
+        """The last entries [n, kv_heads, d] of a text of this length, n at most the window."""
+        n = len(tail[0])
+        page = slot * self.stride + torch.arange(length - n, length, device=self.k.device) % self.ring
+        self.k[page, :, 0], self.v[page, :, 0] = tail
+
+    def round(self, slot: Tensor, drafted: Tensor, start: Tensor, room: int) -> PagedRound:
+        return PagedRound(self, slot, drafted, start, room)
+
+
+class PagedRound:
+    """What the passes of one round look at. Each call belongs to the tokens announced before it."""
+
+    def __init__(self, cache: PagedWindowCache, slot: Tensor, drafted: Tensor, start: Tensor, room: int):
+        """`drafted` entries of each request are known, of which those from `start` on can be seen; all int [B]."""
+        assert room <= cache.room, "no round is larger than the largest strategy's"
+        self.cache, self.batch, self.room = cache, len(slot), room
+        drafted, window = drafted.long()[:, None], cache.window
+        known = (drafted - start.long().clamp(min=0)[:, None]).clamp(0, window)
+        column = torch.arange(window + room, device=slot.device)
+        first = slot.long()[:, None] * cache.stride
+        # Behind the known entries comes the room, whatever their number.
+        in_room = cache.ring + (column - known).clamp(max=room - 1)
+        page = first + torch.where(column < known, (drafted - known + column) % cache.ring, in_room)
+        self.table = page.int()
+        self.context = known[:, 0].int()
+        kv_heads = cache.k.shape[1]
+        heads = torch.arange(kv_heads, device=slot.device)
+        self._rows = (first + cache.ring)[
+            ..., None
+        ] * kv_heads + heads  # [B, 1, kv_heads] of the first place of the room
+        self._behind = torch.zeros_like(known)  # [B, 1] places of the room that hold present entries
+        self._guesses = 0
+        self._bits = self._visible = self.context
+        self._span = 0
+        self._at = self._rows
+        self.new: tuple[Tensor, Tensor] | None = None
+
+    def entries(self, count: int, present: Tensor) -> None:
+        """Next come `count` entries in order; later passes see those that are `present` [B, count], the first ones."""
+        self._visible, self._span = self.context, count
+        self._bits = chain_tree(self.batch, count, present.device)
+        self._at = self._places(torch.arange(count, device=present.device).expand(self.batch, -1))
+        there = present.sum(1, keepdim=True)
+        self._behind = there
+        self.context = (self.context[:, None] + there)[:, 0].int()
+
+    def guess(self) -> None:
+        """Next comes one guess per request, which sees all before it."""
+        self._visible, self._span = self.context + self._guesses, 1
+        self._bits = chain_tree(self.batch, 1, self.context.device)
+        self._at = self._places(self._behind + self._guesses)
+        self._guesses += 1
+
+    def guesses(self, ancestry: Tensor) -> None:
+        """Next come n guesses per request; `ancestry` [B, n, guesses so far and these] tells whom each sees."""
+        n, columns = ancestry.shape[1:]
+        self._visible, self._span = self.context, columns
+        self._bits = (ancestry * (1 << torch.arange(columns, device=ancestry.device))).sum(-1)
+        ahead = self._guesses + torch.arange(n, device=ancestry.device)
+        self._at = self._places(self._behind + ahead)
+        self._guesses += n
+
+    def _places(self, offset: Tensor) -> Tensor:
+        """Rows of the pools for the places [B, n] of the room."""
+        return (self._rows + offset[..., None] * self._rows.shape[-1]).flatten()
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from paceline.kernels.fused_triton import write
+        from paceline.kernels.paged_attention_triton import paged_attention
+
+        cache, d = self.cache, q.shape[-1]
+        self.new = k, v
+        write(k, v, cache.k.view(-1, d), cache.v.view(-1, d), self._at)
+        q = q.unflatten(0, (self.batch, -1))
+        out = paged_attention(q, cache.k, cache.v, self.table, self._visible, self._bits, self._span)
+        return out.flatten(2).flatten(0, 1)

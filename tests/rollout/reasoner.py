@@ -1,0 +1,33 @@
+"""The embedded reasoner at work: the model, its own drafter, and real problems for it."""
+
+from __future__ import annotations
+
+from paceline.build import find_drafter
+from paceline.draft.neural import NeuralDrafter, load_drafter
+from paceline.model import load_model
+from paceline.model.decoder import Decoder
+from paceline.model.tokenizer import load_tokenizer
+from paceline.rollout import Completion, Engine, EngineSettings, Request, Sampling
+from paceline.tasks.countdown import Countdown
+
+
+def reasoner(dtype: str = "float32", device: str = "cpu") -> Decoder:
+    return load_model("embedded", dtype, device)
+
+
+def own_drafter(model: Decoder) -> NeuralDrafter:
+    folder = find_drafter("auto", "embedded")
+    assert folder is not None, "the embedded model comes with a drafter"
+    return load_drafter(folder, model)
+
+
+def problems(count: int, longest: int, answers: int = 1, seed: int = 1) -> list[Request]:
+    """Countdown problems, each to be answered so many times."""
+    tokenizer, task = load_tokenizer("embedded"), Countdown("medium", "search", seed=seed)
+    sampling = Sampling(max_tokens=longest, stop_token_ids=tokenizer.eos_ids)
+    prompts = [tuple(tokenizer.encode_prompt(task.sample(i).prompt)) for i in range(-(-count // answers))]
+    return [Request(i, prompts[i // answers], sampling, seed=seed) for i in range(count)]
+
+
+def plainly(model: Decoder, requests: list[Request], batch: int) -> dict[int, Completion]:
+    return {c.request.id: c for c in Engine(model, EngineSettings(max_batch=batch)).run(requests)}

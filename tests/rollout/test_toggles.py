@@ -1,0 +1,144 @@
+"""Switching speculation on and off within a rollout is free: nothing is prefilled again, what the drafter missed is
+made up in a pass or two of its own, and it guesses as well as one that was never off."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import pytest
+
+from paceline.draft.strategy import PLAIN, Strategy
+from paceline.rollout import Completion, Engine, EngineSettings
+from paceline.rollout.stats import Round
+
+from .reasoner import own_drafter, plainly, problems, reasoner
+from .test_exactness import collect
+
+DEEP = Strategy.parse("neural:5")
+OFF = (3, 10, 1, 40, 6, 12, 2, 25, 5, 18, 3, 10, 1, 40, 2, 8, 4, 150, 3, 10, 1, 6, 2, 4, 5)
+"""Plain rounds before each switch; the longest is more than the drafter looks back on."""
+ON = 12  # speculative rounds after it
+SETTLED = 10  # of them are looked at
+BATCH = 3
+
+
+@dataclass
+class Rollout:
+    """What happened, counted from outside the engine."""
+
+    done: dict[int, Completion]
+    engine: Engine
+    rounds: list[Round]
+    policy_passes: int
+    catch_ups: list[int] = field(default_factory=list)  # for every speculative round, passes to make up what was missed
+
+
+def switching():
+    """Stretches of plain decoding and of speculation in turns."""
+    plan = (s for off in itertools.cycle(OFF) for s in [PLAIN] * off + [DEEP] * ON)
+    return lambda batch: next(plan)
+
+
+def roll_out(model, requests, choose, batch=BATCH) -> Rollout:
+    engine = Engine(model, EngineSettings(max_batch=batch), None, [own_drafter(model)], [PLAIN, DEEP])
+    engine.choose = choose
+    out = Rollout({}, engine, [], 0)
+    neural = engine.runner.neural
+    catch_up, passes = neural.catch_up, 0
+
+    def counted(*args, **named):
+        nonlocal passes
+        passes += 1
+        return catch_up(*args, **named)
+
+    def note(round: Round) -> None:
+        nonlocal passes
+        out.rounds.append(round)
+        if round.strategy == str(DEEP):
+            out.catch_ups.append(passes - 1)  # the last one comes with the guesses in any case
+        passes = 0
+
+    def passed(*_):
+        out.policy_passes += 1
+
+    neural.catch_up, engine.record = counted, note
+    hook = model.register_forward_hook(passed)
+    out.done = collect(engine, requests)
+    hook.remove()
+    return out
+
+
+def accept_length(rounds: list[Round]) -> float:
+    return sum(r.tokens for r in rounds) / sum(r.batch for r in rounds)
+
+
+def after_switching_on(rounds: list[Round]) -> list[list[Round]]:
+    """The speculative stretches of a rollout; prefills in between do not end one."""
+    stretches: list[list[Round]] = []
+    off = True
+    for round in rounds:
+        if round.strategy == "plain":
+            off = True
+        elif round.strategy == str(DEEP):
+            if off:
+                stretches.append([])
+            off = False
+            stretches[-1].append(round)
+    return stretches
+
+
+@pytest.fixture(scope="module")
+def model():
+    return reasoner("float64")  # where rounding cannot flip a race
+
+
+@pytest.fixture(scope="module")
+def requests():
+    return problems(68, longest=400)
+
+
+@pytest.fixture(scope="module")
+def toggled(model, requests) -> Rollout:
+    return roll_out(model, requests, switching())
+
+
+def test_toggling_changes_no_token(model, requests, toggled):
+    assert len(after_switching_on(toggled.rounds)) >= 50
+    plain = plainly(model, requests, batch=64)
+    assert {i: c.tokens for i, c in toggled.done.items()} == {i: c.tokens for i, c in plain.items()}
+
+
+def test_nothing_is_prefilled_again(requests, toggled):
+    stats = toggled.engine.stats
+    assert stats.prefill_tokens == sum(len(r.prompt) for r in requests)
+    assert stats.paused == 0
+    assert toggled.policy_passes == len(toggled.rounds), "one pass of the policy per step, whatever was switched"
+
+
+def test_what_was_missed_takes_at_most_two_passes_of_the_drafter(toggled):
+    first = [stretch[0] for stretch in after_switching_on(toggled.rounds)]
+    deep = [r for r in toggled.rounds if r.strategy == str(DEEP)]
+    passes = dict(zip(map(id, deep), toggled.catch_ups, strict=True))
+    by_switch = [passes[id(r)] for r in first]
+    print(f"{len(first)} switches, {sum(by_switch)} passes, at most {max(by_switch)}")
+    assert max(OFF) > toggled.engine.runner.neural.cache.window, "off for longer than it looks back"
+    assert 0 < max(by_switch) <= 2
+    assert sum(toggled.catch_ups) == sum(by_switch), "nothing is made up later"
+
+
+def test_guesses_hold_as_often_right_after_switching_on(model, requests, toggled):
+    stretches = after_switching_on(toggled.rounds)
+    early = accept_length([r for stretch in stretches for r in stretch[:SETTLED]])
+    average = accept_length([r for stretch in stretches for r in stretch])
+    always = roll_out(model, requests, lambda batch: DEEP, batch=32)
+    never_off = accept_length([r for r in always.rounds if r.strategy == str(DEEP)])
+    long_off = [stretch for off, stretch in zip(itertools.cycle(OFF), stretches, strict=False) if off >= 25]
+    rested = accept_length([r for stretch in long_off for r in stretch[:SETTLED]])
+    print(
+        f"accept length {early:.3f} after switching on, {rested:.3f} where it was off for long, "
+        f"{average:.3f} on average, {never_off:.3f} if never off"
+    )
+    assert average > 2
+    assert early >= 0.9 * average and rested >= 0.9 * average
+    assert early >= 0.9 * never_off and rested >= 0.9 * never_off
