@@ -203,6 +203,7 @@ def main() -> None:
         "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "rope_theta": 10000.0,
         "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
         "initializer_range": 0.02, "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None, "use_cache": True,
+        "paceline": {"style": "search"},  # the only format of questions that it will know
     }  # fmt: skip
     traces = Traces(args.batch_tokens or batch_tokens, device, args.seed, args.workers)
     model = Decoder(DecoderConfig.from_hf(hf)).init_weights(args.seed).to(device, as_dtype("auto", device))

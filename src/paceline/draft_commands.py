@@ -114,7 +114,7 @@ def examine(
     engine.choose = lambda batch: strategy
     reached, held = Counter[int](), Counter[int]()
     lengths: list[list[int]] = [[] for _ in POSITIONS]
-    engine.submit(_requests(config, tokenizer, prompts, HELD_OUT, temperature))
+    engine.submit(_requests(config, policy, tokenizer, prompts, HELD_OUT, temperature))
     while engine.unfinished:
         before = {s.request.id: s.generated for s in engine.scheduler.running}
         alive = list(engine.scheduler.running)
@@ -139,8 +139,10 @@ def _load(model: str, task: str, overrides: list[str]) -> tuple[Config, Decoder,
     return config, load_model(model, config.model.dtype, device), load_tokenizer(model)
 
 
-def _requests(config: Config, tokenizer: Tokenizer, count: int, seed: int, temperature: float) -> list[Request]:
-    style = choose_style(config.task.style, config.model.path, bool(tokenizer.hf.chat_template))
+def _requests(
+    config: Config, policy: Decoder, tokenizer: Tokenizer, count: int, seed: int, temperature: float
+) -> list[Request]:
+    style = choose_style(config.task.style, policy.config.hf, bool(tokenizer.hf.chat_template))
     task = make_task(config.task.model_copy(update={"problems": None}), config.seed + seed, style)
     s = make_sampling(config, tokenizer.eos_ids)
     sampling = Sampling(temperature, max_tokens=s.max_tokens, stop_token_ids=s.stop_token_ids)
@@ -151,7 +153,7 @@ def _requests(config: Config, tokenizer: Tokenizer, count: int, seed: int, tempe
 def _answers(config: Config, policy: Decoder, tokenizer: Tokenizer, count: int) -> list[tuple[list[int], int]]:
     most = 512 if policy.device.type == "cuda" else 64
     engine = Engine(policy, EngineSettings(max_batch=min(most, count)))
-    requests = _requests(config, tokenizer, count, 0, config.rollout.temperature)
+    requests = _requests(config, policy, tokenizer, count, 0, config.rollout.temperature)
     return [([*c.request.prompt, *c.tokens], len(c.request.prompt)) for c in engine.run(requests)]
 
 

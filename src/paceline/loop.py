@@ -28,6 +28,7 @@ from paceline.learn.algorithms import resolve
 from paceline.learn.learner import Learner
 from paceline.learn.packing import Answer
 from paceline.model import load_model
+from paceline.model.checkpoint import find_model, read_config
 from paceline.model.tokenizer import load_tokenizer
 from paceline.observe.live import LiveView
 from paceline.observe.metrics import MetricsLog, read_lines
@@ -70,7 +71,9 @@ class Trainer:
         newest = run.newest_checkpoint()
         source = str(newest) if newest else config.model.path
         self.tokenizer = load_tokenizer(source)
-        style = choose_style(config.task.style, config.model.path, bool(self.tokenizer.hf.chat_template))
+        style = choose_style(
+            config.task.style, read_config(find_model(source)).hf, bool(self.tokenizer.hf.chat_template)
+        )
         self.task = make_task(config.task, config.seed, style)
         functions = reward_functions(config, self.task)
         self.judge = Judge(functions, config.reward.workers, config.reward.timeout_s, run.folder / "rewards.log")

@@ -110,7 +110,7 @@ def test_unknown_gym_task_names_close_ones():
 
 
 def test_style_follows_the_model():
-    assert choose_style("auto", "embedded", True) == "search"
-    assert choose_style("auto", "some/model", True) == "chat"
-    assert choose_style("auto", "some/model", False) == "text"
-    assert choose_style("text", "embedded", True) == "text"
+    assert choose_style("auto", {"paceline": {"style": "search"}}, True) == "search"
+    assert choose_style("auto", {}, True) == "chat"
+    assert choose_style("auto", {}, False) == "text"
+    assert choose_style("text", {"paceline": {"style": "search"}}, True) == "text"

@@ -43,8 +43,9 @@ class Draft:
     @classmethod
     def empty(cls, texts: int, nodes: int) -> Draft:
         """No guesses yet; parents as in a chain."""
-        chain = np.broadcast_to(np.arange(nodes, dtype=np.int32), (texts, nodes))
-        return cls(np.full((texts, nodes), -1, np.int32), chain.copy())
+        parents = np.empty((texts, nodes), np.int32)
+        parents[:] = np.arange(nodes)
+        return cls(np.full((texts, nodes), -1, np.int32), parents)
 
 
 class Drafter(ABC):
@@ -56,6 +57,9 @@ class Drafter(ABC):
 
     def begin(self, texts: Many[Text]) -> None:  # noqa: B027 (most drafters keep no state)
         """These have entered the batch, for the first time or after a pause."""
+
+    def follow(self, texts: Many[Text]) -> None:  # noqa: B027
+        """Called while the device is busy with a round: take in what the texts have gained so far."""
 
     def finish(self, texts: Many[Text]) -> None:  # noqa: B027
         """These are complete, or have been dropped."""

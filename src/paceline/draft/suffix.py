@@ -2,170 +2,205 @@
 
 Matches are looked for in the text itself, in the answers that are being written to the same prompt, and in earlier
 answers to it; a prompt never sees another prompt's answers. All texts lie in one array, and a hash table with a fixed
-number of places per key points at the latest occurrences of each run of 12, 6 and 3 tokens. Both have a fixed size, so
-memory is bounded; old answers are overwritten. Everything is worked out for the whole batch at once in NumPy.
+number of places per key points behind late occurrences of each run of 4, 2 and 1 tokens. Both have a fixed size,
+so memory is bounded; old answers are overwritten.
+
+A round waits for `propose`, so all that does is look up; `follow` fills the table while the device works. The table is
+then a round late, which hardly matters: a text's last tokens are read from the text itself. Both go text by text in
+plain Python, because a few lookups are cheaper than any number of operations on small arrays.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Many
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass
 
 from paceline.draft.drafter import Draft, Drafter, Text
-from paceline.draft.strategy import Strategy
+from paceline.draft.strategy import MAX_NODES, Strategy
 
-GRAMS = (12, 6, 3)
-WAYS = 4  # latest occurrences that are remembered of each run
-_MIX = np.uint64(0x9E3779B97F4A7C15)
+GRAMS = (4, 2, 1)  # down to one token: to check a poor guess costs no more than to check none
+WAYS = 4  # occurrences that are remembered of each run, late ones mostly
+LATE = 16  # tokens; a text that is further ahead of what is known of it is taken in before its guess
 
-Array = np.ndarray[Any, Any]
+
+@dataclass(slots=True)
+class _Line:
+    """Where a text that runs is kept."""
+
+    start: int
+    prompt: int
+    known: int = 0  # tokens that have been taken in
 
 
 class SuffixDrafter(Drafter):
     name = "suffix"
 
     def __init__(self, max_batch: int, max_length: int, memory_bytes: int = 64 * 2**20):
-        self.width = max_length
-        # Half for texts, half for the table; in any case room for those that run.
-        self.lines = max(2 * max_batch, memory_bytes // 2 // (4 * max_length))
-        buckets = max(1024, memory_bytes // 2 // (4 * WAYS))
-        self._bits = buckets.bit_length() - 1
-        self._texts = np.full(self.lines * max_length, -1, np.int32)
-        self._table = np.full((1 << self._bits, WAYS), -1, np.int32)
-        self._lengths = np.zeros(self.lines, np.int64)
-        self._prompts = np.zeros(self.lines, np.uint64)
-        self._line_of: dict[int, int] = {}  # request -> line of a text that runs
-        self._taken = np.zeros(self.lines, bool)
+        self.max_length = max_length
+        self._stride = max_length + MAX_NODES  # the rest stays empty, so that no guess runs into the next line
+        # Half for texts, half for the table; in any case room for those that run. Places are 32 bits.
+        self.lines = max(2 * max_batch, min(memory_bytes // 2 // 4, 2**31 - 1) // self._stride)
+        buckets = 1 << (max(1024, memory_bytes // 2 // (4 * WAYS)).bit_length() - 1)
+        self._mask = buckets - 1
+        self._texts = array("i", [-1]) * (self.lines * self._stride)
+        self._table = array("i", [0]) * (buckets * WAYS)  # 0 is nowhere: there is no run in front of it
+        self._prompts = array("q", [0]) * self.lines
+        self._taken = bytearray(self.lines)
         self._next = 0
-        self._powers = np.power(np.uint64(0x100000001B3), np.arange(max(GRAMS), dtype=np.uint64))
+        self._running: dict[int, _Line] = {}  # by request
+        self._first: dict[int, int] = {}  # prompt -> the line that it was taken in with
 
     @property
     def memory_bytes(self) -> int:
-        return self._texts.nbytes + self._table.nbytes + self._lengths.nbytes + self._prompts.nbytes
+        return sum(memoryview(part).nbytes for part in (self._texts, self._table, self._prompts, self._taken))
 
     def begin(self, texts: Many[Text]) -> None:
         for text in texts:
-            if text.request.id in self._line_of:
-                continue  # back after a pause
-            while self._taken[self._next]:
-                self._next = (self._next + 1) % self.lines
-            line, self._next = self._next, (self._next + 1) % self.lines
-            self._taken[line], self._lengths[line] = True, 0
-            self._prompts[line] = np.uint64(hash(text.request.prompt) & (2**64 - 1))
-            self._line_of[text.request.id] = line
+            # Those that come back after a pause have a line; those that there is no room for get no guesses.
+            if text.request.id not in self._running and len(self._running) < self.lines:
+                self._running[text.request.id] = self._new_line(text.request.prompt)
+
+    def follow(self, texts: Many[Text]) -> None:
+        for text in texts:
+            line = self._running.get(text.request.id)
+            if line:
+                self._take_in(line, text.tokens)
 
     def finish(self, texts: Many[Text]) -> None:
-        self._taken[self._follow(texts)] = False
+        self.follow(texts)
         for text in texts:
-            del self._line_of[text.request.id]
+            line = self._running.pop(text.request.id, None)
+            if line:
+                self._taken[line.start // self._stride] = False
 
     def propose(self, texts: Many[Text], strategy: Strategy) -> Draft:
-        lines = self._follow(texts)
-        found, weight = self._occurrences(lines)
-        return _tree(self._continuations(found, strategy.depth), weight, strategy)
-
-    def _follow(self, texts: Many[Text]) -> Array:
-        """Take in what the texts have gained since the last time -> their lines."""
-        lines = np.array([self._line_of[t.request.id] for t in texts])
-        fresh, where = [], []
-        for line, known, text in zip(lines.tolist(), self._lengths[lines].tolist(), texts, strict=True):
-            new = text.tokens[known:]
-            if new:
-                start = line * self.width + known
-                self._texts[start : start + len(new)] = new
-                self._lengths[line] = known + len(new)
-                fresh.append(np.arange(start, start + len(new)))
-                where.append(np.full(len(new), line))
-        if fresh:
-            self._remember(np.concatenate(fresh), np.concatenate(where))
-        return lines
-
-    def _remember(self, ends: Array, lines: Array) -> None:
-        """Point at these places, each the one behind a run, now that something is there."""
-        for n in GRAMS:
-            long = ends - lines * self.width >= n
-            at = ends[long]
-            buckets = self._buckets(at, lines[long], n)
-            for some in _distinct(buckets):
-                self._table[buckets[some], 1:] = self._table[buckets[some], :-1]
-                self._table[buckets[some], 0] = at[some]
-
-    def _buckets(self, ends: Array, lines: Array, n: int) -> Array:
-        """Where in the table the run of n tokens before each place belongs, given its prompt."""
-        runs = self._texts[ends[:, None] - n + np.arange(n)].astype(np.uint64)
-        with np.errstate(over="ignore"):
-            mixed = ((runs * self._powers[:n]).sum(1, dtype=np.uint64) + self._prompts[lines] + np.uint64(n)) * _MIX
-        return (mixed >> np.uint64(64 - self._bits)).astype(np.int64)
-
-    def _occurrences(self, lines: Array) -> tuple[Array, Array]:
-        """Places [texts, candidates] at which a run equal to each text's last one ended (-1: none), and their weights:
-        longer runs count for more than any number of shorter ones."""
-        ends = lines * self.width + self._lengths[lines]
-        found, weights = [], []
-        for n in GRAMS:
-            long = self._lengths[lines] >= n
-            at = np.where(long, ends, n)
-            places = self._table[self._buckets(at, lines, n)].astype(np.int64)  # [texts, WAYS]
-            other = places // self.width
-            back = np.arange(n) - n
-            # The table only hints: the run must be there, in an answer to the same prompt, with something behind it.
-            real = long[:, None] & (places >= 0) & (self._prompts[other] == self._prompts[lines][:, None])
-            real &= (places - other * self.width < self._lengths[other]) & (places - other * self.width >= n)
-            safe = np.where(real, places, n)
-            real &= (self._texts[safe[..., None] + back] == self._texts[at[:, None] + back][:, None]).all(-1)
-            found.append(np.where(real, places, -1))
-            weights.append(np.where(real, float(n**3), 0.0))
-        return np.concatenate(found, 1), np.concatenate(weights, 1)
-
-    def _continuations(self, found: Array, depth: int) -> Array:
-        """The tokens [texts, candidates, depth] behind each occurrence; -1 beyond the end of its text."""
-        safe = np.maximum(found, 0)
-        places = safe[..., None] + np.arange(depth)
-        line = safe // self.width
-        there = (found >= 0)[..., None] & (places < (line * self.width + self._lengths[line])[..., None])
-        return np.where(there, self._texts[np.minimum(places, self._texts.size - 1)], -1)
-
-
-def _distinct(keys: Array) -> list[Array]:
-    """Indices in portions without repeated keys, in order; of a key that comes often, the last few occurrences."""
-    order = keys.argsort(kind="stable")
-    ordered = keys[order]
-    first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(keys) else np.zeros(0, np.int64)
-    counts = np.diff(np.r_[first, len(keys)])
-    if len(first) == len(keys):
-        return [order] if len(keys) else []
-    to_come = np.repeat(first + counts, counts) - np.arange(len(keys))  # of the same key, itself included
-    return [order[to_come == left] for left in range(min(WAYS, counts.max()), 0, -1)]
-
-
-def _tree(tokens: Array, weight: Array, strategy: Strategy) -> Draft:
-    """Join continuations [texts, candidates, depth] into trees, and keep the nodes that most of their weight goes
-    through. A node is the first candidate with a given beginning; its weight is that of all that begin so."""
-    texts, candidates, _ = tokens.shape
-    draft = Draft.empty(texts, strategy.nodes)
-    same = (tokens[:, :, None] == tokens[:, None]) & (tokens[:, :, None] >= 0)
-    same = np.logical_and.accumulate(same, 3)  # [texts, i, j, depth]: i and j begin alike up to here
-    through = (same * weight[:, None, :, None]).sum(2)  # [texts, candidates, depth]
-    if strategy.chain:
-        best = through.sum(2).argmax(1)
-        draft.tokens[:] = tokens[np.arange(texts), best]
+        draft = Draft.empty(len(texts), strategy.nodes)
+        chain, depth = strategy.chain, strategy.depth
+        tokens, parents = array("i"), array("i")
+        nothing, roots = array("i", [-1]) * strategy.nodes, array("i", [0]) * strategy.nodes
+        for text in texts:
+            line = self._running.get(text.request.id)
+            if line is None or len(text.tokens) > self.max_length:
+                tokens += nothing
+                parents += roots
+                continue
+            if len(text.tokens) - line.known > LATE:
+                self._take_in(line, text.tokens)
+            if chain:
+                tokens += self._chain(line, text.tokens, depth) or nothing
+            else:
+                nodes, above = self._tree(line, text.tokens, strategy)
+                tokens += nodes + nothing[len(nodes) :]
+                parents += above + roots[len(nodes) :]
+        draft.tokens.ravel()[:] = tokens
+        if not chain:
+            draft.parents.ravel()[:] = parents
         return draft
-    first = same.argmax(2)  # [texts, candidates, depth]: who stands for this beginning
-    own = (first == np.arange(candidates)[:, None]) & (through > 0)
-    # By weight, shallow before deep: a parent's weight is at least its child's, so parents come first.
-    order = np.where(own, -through, np.inf).transpose(0, 2, 1).reshape(texts, -1).argsort(1, kind="stable")
-    for b in range(texts):
-        numbers: dict[tuple[int, int], int] = {}
-        count = 0
-        for place in order[b, : strategy.nodes].tolist():
-            level, i = divmod(place, candidates)
-            if not own[b, i, level]:
-                break
-            parent = 0 if level == 0 else numbers[(int(first[b, i, level - 1]), level - 1)]
-            draft.tokens[b, count], draft.parents[b, count] = tokens[b, i, level], parent
-            count += 1
-            numbers[(i, level)] = count
-        draft.parents[b, count:] = 0
-    return draft
+
+    def _new_line(self, prompt: tuple[int, ...]) -> _Line:
+        while self._taken[self._next]:
+            self._next = (self._next + 1) % self.lines
+        number, self._next = self._next, (self._next + 1) % self.lines
+        line = _Line(number * self._stride, hash(prompt))  # a hash of integers is the same in every process
+        self._texts[line.start : line.start + self._stride] = array("i", [-1]) * self._stride
+        if self._first.get(self._prompts[number]) == number:
+            del self._first[self._prompts[number]]
+        if self._first.setdefault(line.prompt, number) != number:
+            # A prompt is taken in once: its copies would only crowd out what differs.
+            line.known = min(len(prompt), self.max_length)
+            self._texts[line.start : line.start + line.known] = array("i", prompt[: line.known])
+        self._prompts[number], self._taken[number] = line.prompt, True
+        return line
+
+    def _take_in(self, line: _Line, tokens: list[int]) -> None:
+        """Copy what the text has gained, and point at each place that now has something behind a run."""
+        first, last = line.known, min(len(tokens), self.max_length)
+        if first >= last:
+            return
+        line.known = last
+        start, prompt, table, mask = line.start, line.prompt, self._table, self._mask
+        self._texts[start + first : start + last] = array("i", tokens[first:last])
+        for n in GRAMS:
+            begin = min(max(first, n), last)
+            runs = zip(*(tokens[begin - n + i : last - n + i] for i in range(n)), strict=True) if begin < last else ()
+            for place, run in enumerate(runs, start + begin):
+                # One of the key's places, by turns: to keep them in order would cost more than it is worth.
+                table[((hash(run) ^ prompt) & mask) * WAYS + place % WAYS] = place
+
+    def _chain(self, line: _Line, tokens: list[int], depth: int) -> array[int]:
+        """What is behind an occurrence of the longest run that has any, one that goes on as most of them do."""
+        prompt, texts, prompts, stride = line.prompt, self._texts, self._prompts, self._stride
+        for n in GRAMS:
+            run = tokens[-n:]
+            at = ((hash(tuple(run)) ^ prompt) & self._mask) * WAYS
+            best = 0
+            votes: list[int] = []
+            for place in self._table[at : at + WAYS]:
+                # As in _matches, which would look at all of them.
+                if (
+                    place
+                    and prompts[place // stride] == prompt
+                    and (token := texts[place]) >= 0
+                    and texts[place - n : place].tolist() == run
+                ):
+                    if token in votes:  # twice: of four votes, no other token can have more
+                        best = place
+                        break
+                    best = best or place
+                    votes.append(token)
+            if best:
+                back = line.start + len(tokens) - best
+                if 0 < back < depth:  # the text repeats itself, and goes on doing so
+                    return array("i", (tokens[-back:] * depth)[:depth])
+                return texts[best : best + depth]
+        return array("i")
+
+    def _matches(self, line: _Line, tokens: list[int]) -> dict[int, int]:
+        """Places behind earlier occurrences of what the text ends with, and how many tokens of it: longest first, then
+        latest. The table only hints: the run must be there, in an answer to the same prompt, with something behind it.
+        """
+        prompt, texts, prompts, stride = line.prompt, self._texts, self._prompts, self._stride
+        found: dict[int, int] = {}
+        for n in GRAMS:
+            run = tokens[-n:]
+            at = ((hash(tuple(run)) ^ prompt) & self._mask) * WAYS
+            for place in self._table[at : at + WAYS]:
+                if (
+                    place
+                    and place not in found
+                    and prompts[place // stride] == prompt
+                    and texts[place] >= 0
+                    and texts[place - n : place].tolist() == run
+                ):
+                    found[place] = n
+        return found
+
+    def _tree(self, line: _Line, tokens: list[int], strategy: Strategy) -> tuple[array[int], array[int]]:
+        """Join what is behind the matches, and keep the nodes that weigh most -> their tokens and parents. Longer runs
+        weigh more than any number of shorter ones. A level weighs half of the one above it: what is nearer is reached
+        more often, and parents come before their children."""
+        texts, depth = self._texts, strategy.depth
+        numbers: dict[tuple[int, int], int] = {}  # by parent and token; 0 is the text's last token
+        weights = [0.0]
+        for place, n in self._matches(line, tokens).items():
+            parent, weight = 0, float(n**3)
+            for token in texts[place : place + depth]:
+                if token < 0:
+                    break
+                node = parent, token
+                if node in numbers:
+                    parent = numbers[node]
+                    weights[parent] += weight
+                else:
+                    numbers[node] = parent = len(weights)
+                    weights.append(weight)
+                weight /= 2
+        nodes = list(numbers)
+        kept, parents, renumbered = array("i"), array("i"), {0: 0}
+        for number in sorted(range(1, len(weights)), key=weights.__getitem__, reverse=True)[: strategy.nodes]:
+            parent, token = nodes[number - 1]
+            kept.append(token)
+            parents.append(renumbered[parent])
+            renumbered[number] = len(kept)
+        return kept, parents

@@ -4,9 +4,10 @@ For each bucket of batch sizes and each strategy the tuner keeps the latest dura
 strategies it keeps how often a guess at each depth held, with old observations fading by the round, tried or not. The
 product is an estimate of speed for every strategy, and the best one runs. What has not been measured at a batch size is
 guessed from what it cost at the nearest size and from what others cost at this one, so that a few bad tries are enough
-to know that none pays. A small share of the time, `explore`,
-goes to strategies that have not been tried for long, so that no verdict is for ever. Decisions are a function of the
-past alone: a draft is never looked at before deciding whether to check it, which would change what is written.
+to know that none pays; where guessing pays little, plain decoding is measured again and again. A small share of the
+time, `explore`, goes to strategies that have not been tried for long, so that no verdict is for ever. Decisions are a
+function of the past alone: a draft is never looked at before deciding whether to check it, which would change what is
+written.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ LATEST = 9  # durations that are kept; their median counts
 DOUBT = 1.0  # how many observed guesses an old belief is worth
 BELIEF = 0.6  # what is assumed of a family that was never tried
 PATIENCE = 25  # rounds before a strategy is worth another look
+HOLD = 3  # rounds for which a decision stands, because deciding takes time too
+MARGIN = 0.95  # guessing lets texts end at different times, which costs later on what it does not show now
+DOUBTFUL = 1.3  # a lead over plain decoding that may be an error
+REFRESH = 16  # rounds for which a duration of plain decoding is believed where the lead is doubtful
 
 
 @dataclass
@@ -106,6 +111,8 @@ class Cost:
         self.typical = median(self.seconds) if self.seconds else 0.0
 
     def add(self, seconds: float, round: int) -> None:
+        if round - self.round > PATIENCE:  # texts were shorter or longer then: what is new counts more
+            self.seconds = deque(list(self.seconds)[-1:], maxlen=LATEST)
         self.seconds.append(seconds)
         self.round, self.typical = round, median(self.seconds)
 
@@ -122,6 +129,7 @@ class Tuner:
         self._acceptance: dict[str, Acceptance] = {s.family: Acceptance() for s in self.strategies}
         self._exploring = False
         self._looks = 0
+        self._held = (0, PLAIN, 0)  # batch size, its strategy, and for how many rounds more
 
     def bucket(self, batch: int) -> int:
         return self.sizes[min(bisect_left(self.sizes, batch), len(self.sizes) - 1)]
@@ -129,13 +137,23 @@ class Tuner:
     def choose(self, batch: int) -> Strategy:
         """The strategy for a round with `batch` texts."""
         self.round += 1
-        if len(self.strategies) == 1:
-            return PLAIN
         size = self.bucket(batch)
-        if not self._costs[PLAIN]:
+        if len(self.strategies) == 1 or not self._costs[PLAIN]:
             return PLAIN  # what all others are compared with
-        best = max(self.strategies, key=lambda s: self._speed(size, s))
+        if size == self._held[0] and self._held[2] > 0:
+            self._held = (size, self._held[1], self._held[2] - 1)
+            return self._held[1]
+        choice = self._decide(size)
+        known = self._costs[choice].get(size)
+        # What is being tried is not held on to.
+        self._held = (size, choice, HOLD if known and len(known.seconds) >= 3 and not self._exploring else 0)
+        return choice
+
+    def _decide(self, size: int) -> Strategy:
+        best = max(self.strategies, key=lambda s: self._speed(size, s) * (1.0 if s.plain else MARGIN))
         self._exploring = False
+        if not best.plain and self._in_doubt(size, best):
+            return PLAIN
         other = self._worth_a_look(size, best)
         if other is not None:
             self._exploring = True
@@ -155,6 +173,14 @@ class Tuner:
             self._costs[strategy].setdefault(self.bucket(batch), Cost()).add(seconds, self.round)
         if accepted is not None:
             self._acceptance[strategy.family].observe(self.round, strategy.depth, accepted)
+
+    def _in_doubt(self, size: int, best: Strategy) -> bool:
+        """Whether guessing pays so little that it may not pay at all, and what plain decoding takes is not well known.
+        To find out costs next to nothing: a plain round is hardly slower."""
+        if self._speed(size, best) > DOUBTFUL * self._speed(size, PLAIN):
+            return False
+        known = self._costs[PLAIN].get(size)
+        return known is None or len(known.seconds) < 3 or self.round - known.round > REFRESH
 
     def _cost(self, size: int, strategy: Strategy) -> float:
         """Seconds of a round: measured, or guessed from the nearest size that was."""

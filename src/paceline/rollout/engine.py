@@ -81,6 +81,9 @@ class Engine:
         self.scheduler = Scheduler(self.pool, self.rows, s.max_batch, s.prefill_tokens)
         self.graphs = GraphPool(s.graph_bytes) if s.cuda_graphs and model.device.type == "cuda" else None
         self.runner = self._make_runner(neural)
+        self.runner.meanwhile = self._follow
+        self._follow_every = 1 if model.device.type == "cuda" else 8
+        self._unfollowed = 0
         self._ids: set[int] = set()
         self._started = time.perf_counter()
         self.record: Callable[[Round], None] | None = None
@@ -181,6 +184,14 @@ class Engine:
             self.runner.propose(len(running), strategy)
         return self.runner.verify(len(running), self._filters(running), strategy)
 
+    def _follow(self) -> None:
+        """Let drafters take in what was written. A GPU is busy meanwhile; a CPU is not, so there it is done seldom."""
+        self._unfollowed += 1
+        if self._unfollowed >= self._follow_every:
+            self._unfollowed = 0
+            for drafter in self.drafters.values():
+                drafter.follow(self.scheduler.running)
+
     @staticmethod
     def _filters(sequences: list[Sequence]) -> bool:
         return any(s.request.sampling.filters for s in sequences)
@@ -201,6 +212,7 @@ class Engine:
         self.scheduler.settle()
         for drafter in self.drafters.values():
             drafter.begin(admission.sequences)
+            drafter.follow(admission.sequences)
         self.stats.prefill_tokens += sum(len(f.tokens) for f in admission.fills)
         self.stats.decoded_tokens += len(admission.sequences)
         return self.runner.draw(left, first, self._filters(admission.sequences))

@@ -17,6 +17,7 @@ class FeatureRing:
         # Slot 0 is scratch: rows that pad a graph and what must not be kept are written there.
         self.features = torch.zeros(slots + 1, window, width, dtype=dtype, device=device)
         self.tokens = torch.zeros(slots + 1, window, dtype=torch.int32, device=device)
+        self._flat = self.features.view(-1, width)
 
     @property
     def memory_bytes(self) -> int:
@@ -30,8 +31,9 @@ class FeatureRing:
         rows = slot.long()[:, None].expand_as(places)
         if kept is not None:
             rows = rows.where(kept, 0)
-        self.features[rows, places % self.window] = features
-        self.tokens[rows, (places + 1) % self.window] = drawn.int()
+        first = rows * self.window
+        self._flat.index_copy_(0, (first + places % self.window).view(-1), features.reshape(-1, features.shape[-1]))
+        self.tokens.view(-1).index_copy_(0, (first + (places + 1) % self.window).view(-1), drawn.int().reshape(-1))
 
     def take(self, slot: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens [B, n] at `places` [B, n] and the features [B, n, width] of those before them."""

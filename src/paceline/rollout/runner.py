@@ -160,10 +160,12 @@ class Runner:
     def hand_in(self, draft: Draft) -> None:
         """Take guesses that were made on the host."""
         count, nodes = draft.tokens.shape
+        bucket = self._bucket(count)
         # The last round has been read, so nobody reads the outbox any more.
-        box = self._outbox.view(-1)[: 2 * count * nodes].view(2, count, nodes)
-        box[0], box[1] = torch.from_numpy(draft.tokens), torch.from_numpy(draft.parents)
-        self._guesses[:, :count, :nodes].copy_(box, non_blocking=True)
+        box = self._outbox.view(-1)[: 2 * bucket * nodes].view(2, bucket, nodes)
+        box[0, :count], box[1, :count] = torch.from_numpy(draft.tokens), torch.from_numpy(draft.parents)
+        box[:, count:] = 0  # rows that pad a graph are trees too: what an earlier draft left may not be one
+        self._guesses[:, :bucket, :nodes].copy_(box, non_blocking=True)
 
     def verify(self, count: int, filters: bool, strategy: Strategy) -> Drawn:
         """Check the guesses of the first `count` rows: what plain decoding would have written, as far as they reach."""

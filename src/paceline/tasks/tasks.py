@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.errors import UserError
 from paceline.tasks.countdown import Countdown, Style
@@ -33,10 +33,7 @@ def make_task(config: TaskConfig, seed: int, style: Style) -> Task:
     return DataSet(name, rows, config.prompt_column, config.system, config.shuffle, seed)
 
 
-def choose_style(wanted: str, model: str, has_template: bool) -> Style:
-    """The embedded model knows only its own format; other models are asked in words, as a chat if they can."""
-    if wanted != "auto":
-        return cast(Style, wanted)
-    if model == "embedded":
-        return "search"
-    return "chat" if has_template else "text"
+def choose_style(wanted: str, model: dict[str, Any], has_template: bool) -> Style:
+    """A model that knows only one format says so in its config.json; others are asked in words, or in a chat."""
+    own = model.get("paceline", {}).get("style")
+    return cast(Style, wanted if wanted != "auto" else own or ("chat" if has_template else "text"))
