@@ -169,3 +169,15 @@ def test_the_embedded_model_with_its_own_drafter(embedded):
     engine.choose = lambda n: dice.choice(engine.strategies[1:])
     assert_same(collect(engine, requests), plain)
     assert engine.stats.accept_length > 1.5
+
+
+def test_rows_that_pad_a_graph_do_no_harm():
+    """On a GPU a batch is padded to a captured size. The same padding here: what an earlier draft left in rows that are
+    no longer used must not be taken for a tree."""
+    model, requests = MODELS["llama"], make_requests(40, seed=6, groups=10)
+    plain = plainly(model, requests)
+    engine = engine_with_all(model, plain, max_batch=24)
+    runner, dice = engine.runner, random.Random(3)
+    runner._bucket = lambda count: next(size for size in runner.ladder if size >= count)
+    engine.choose = lambda n: dice.choice(STRATEGIES)
+    assert_same(collect(engine, requests), plain)
