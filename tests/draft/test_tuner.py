@@ -6,7 +6,7 @@ import json
 import random
 
 from paceline.draft.strategy import PLAIN, Strategy
-from paceline.draft.tuner import Tuner
+from paceline.draft.tuner import MARGIN, Tuner
 
 STRATEGIES = [Strategy.parse(s) for s in ("plain", "suffix:3", "neural:2", "neural:4", "neural:7", "neural:4x3/8")]
 
@@ -56,7 +56,8 @@ def test_reaches_the_best_strategy_at_every_batch_size_and_plain_where_nothing_p
     for batch in (256, 64, 16, 4, 1):
         play(tuner, machine, batch, 150)
         best = max(machine.speed(batch, s) for s in STRATEGIES)
-        assert play(tuner, machine, batch, 200) > 0.95 * best, batch
+        lead = best / machine.speed(batch, PLAIN)  # a small one is not taken
+        assert play(tuner, machine, batch, 200) > (0.95 if lead > 1.2 else 0.97 * MARGIN) * best, batch
     assert max(STRATEGIES, key=lambda s: machine.speed(256, s)) == PLAIN
 
 

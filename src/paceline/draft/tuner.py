@@ -27,7 +27,7 @@ DOUBT = 1.0  # how many observed guesses an old belief is worth
 BELIEF = 0.6  # what is assumed of a family that was never tried
 PATIENCE = 25  # rounds before a strategy is worth another look
 HOLD = 3  # rounds for which a decision stands, because deciding takes time too
-MARGIN = 0.95  # guessing lets texts end at different times, which costs later on what it does not show now
+MARGIN = 0.88  # guessing lets texts end at different times, which costs later what it does not show now
 DOUBTFUL = 1.3  # a lead over plain decoding that may be an error
 REFRESH = 16  # rounds for which a duration of plain decoding is believed where the lead is doubtful
 
@@ -154,7 +154,9 @@ class Tuner:
         self._exploring = False
         if not best.plain and self._in_doubt(size, best):
             return PLAIN
-        other = self._worth_a_look(size, best)
+        known = self._costs[best].get(size)
+        # First things first: others are looked at once the best is known.
+        other = self._worth_a_look(size, best) if known and len(known.seconds) >= 3 else None
         if other is not None:
             self._exploring = True
             return other
@@ -162,8 +164,8 @@ class Tuner:
 
     def observe(self, batch: int, strategy: Strategy, seconds: float, accepted: list[int] | None, warm: bool) -> None:
         """What a round took, and how many guesses held for each text. A strategy that is not the tuner's own, because
-        somebody else chose, is ignored. The duration of a round that was not `warm`
-        (a graph was captured in it) says nothing about the next one."""
+        somebody else chose, is ignored. The duration of a round that was not `warm` (a graph was captured, a drafter
+        caught up) says nothing about the next one."""
         if strategy not in self._costs:
             return
         self.seconds += seconds

@@ -155,19 +155,23 @@ class Engine:
             return done
         batch = len(self.scheduler.running)
         strategy = self.choose(batch)
-        captured = self.graphs.captured if self.graphs else 0
+        before = self._oddities
         drawn = self._plain() if strategy.plain else self._speculate(strategy)
         batch = len(drawn.held)  # reserving pages may have paused some
         done, written = self._advance(0, drawn, fed=True)
         seconds = time.perf_counter() - started
         accepted = None if strategy.plain else [c - 1 for c in drawn.held]
-        warm = not self.graphs or self.graphs.captured == captured
-        self.tuner.observe(batch, strategy, seconds, accepted, warm)
+        self.tuner.observe(batch, strategy, seconds, accepted, self._oddities == before)
         self.stats.count(str(strategy), seconds, batch, written)
         self.stats.paused = self.scheduler.paused
         self.stats.peak_pages = max(self.stats.peak_pages, self.pool.usable - self.pool.free)
         self._note(started, seconds, batch, str(strategy), written)
         return done
+
+    @property
+    def _oddities(self) -> int:
+        """What makes a round take longer than the next one will: captured graphs, a drafter that catches up."""
+        return self.runner.catch_ups + (self.graphs.captured if self.graphs else 0)
 
     def _plain(self) -> Drawn:
         self.scheduler.reserve()

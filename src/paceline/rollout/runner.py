@@ -62,6 +62,8 @@ class Runner:
         self.model, self.pool, self.rows, self.graphs = model, pool, rows, graphs
         self.ring, self.neural = ring, neural
         self.ladder = sizes(len(rows.host))
+        self.catch_ups = 0
+        """Passes in which the neural drafter made up for rounds that it had missed."""
         self.meanwhile: Callable[[], None] = lambda: None
         """What the host does while the device is busy with a pass."""
         self._noise = NoiseAhead(model.config.vocab_size, model.dtype)
@@ -141,10 +143,13 @@ class Runner:
         assert neural is not None, "the engine offers only strategies whose drafter it has"
         neural.skip(count)
         bucket = self._bucket(count)
-        while neural.missing(count) > neural.step:
-            self._run(("catch up", bucket), bucket, lambda: neural.catch_up(bucket, neural.long)[:1])
+        while (missing := neural.missing(count)) > neural.step:
+            # A graph has one size; without one, no more is made than is missing.
+            new = neural.long if self.graphs else min(neural.long, missing)
+            self._run(("catch up", bucket), bucket, lambda new=new: neural.catch_up(bucket, new)[:1])
             self._wait()
-            made = self.rows.drafted[:count] + neural.long
+            self.catch_ups += 1
+            made = self.rows.drafted[:count] + new
             # The last entry comes with the guesses.
             self.rows.drafted[:count] = made.clip(max=self.rows.context[:count])
         self._run(("draft", bucket, strategy), bucket, lambda: self._propose(bucket, strategy))
