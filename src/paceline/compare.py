@@ -93,26 +93,35 @@ class Comparison(Trainer):
         clock.parts.setdefault("reward", 0.0)
         step = Step(seconds["plain"], seconds["adaptive"])
         pairs = zip(groups["plain"], groups["adaptive"], strict=True)
+        different: list[tuple[Completion, Completion]] = []
         for a, b in ((g.completions[i], h.completions[i]) for g, h in pairs for i in g.completions):
             step.responses += 1
             step.tokens += len(a.tokens)
             if a.tokens != b.tokens:
-                step.differences.append(explain(self.model, a, b))
+                different.append((a, b))
+        step.differences = explain(self.model, different)
         self.steps.append(step)
         return groups["adaptive"]
 
 
-def explain(model: Decoder, a: Completion, b: Completion) -> Difference:
-    """Run the policy once more over what the two have in common, and look at the race that they decided differently.
+def explain(model: Decoder, pairs: list[tuple[Completion, Completion]]) -> list[Difference]:
+    """Run the policy once more over what each two have in common, and look at the race that they decided differently.
 
     The pass is run in the model's precision and in a wider one. Their largest difference, over all tokens of the
     vocabulary at the latest places, is what rounding does to a score. A near-tie is a race whose candidates lie closer
     together than twice that: each of the two may have been moved."""
+    if not pairs:
+        return []
+    wide = copy.deepcopy(model).to(WIDER[model.dtype])
+    return [_explain(model, wide, a, b) for a, b in pairs]
+
+
+def _explain(model: Decoder, wide: Decoder, a: Completion, b: Completion) -> Difference:
     shared = next((i for i, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=False)) if x != y), None)
     if shared is None:
         raise AssertionError(f"request {a.request.id} ended differently after the same tokens")
     tokens = [*a.request.prompt, *a.tokens[:shared]]
-    exact = _latest_logits(copy.deepcopy(model).to(WIDER[model.dtype]), tokens)
+    exact = _latest_logits(wide, tokens)
     temperature = a.request.sampling.temperature
     rounding = float((exact - _latest_logits(model, tokens)).abs().max()) / (temperature or 1.0)
     scores = exact[-1] / (temperature or 1.0)

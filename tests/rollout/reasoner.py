@@ -1,9 +1,12 @@
-"""The embedded reasoner at work: the model, its own drafter, and real problems for it."""
+"""The embedded reasoner at work: the model, its own drafter, real problems, and ways of answering them."""
 
 from __future__ import annotations
 
+import random
+
 from paceline.build import find_drafter
 from paceline.draft.neural import NeuralDrafter, load_drafter
+from paceline.draft.suffix import SuffixDrafter
 from paceline.model import load_model
 from paceline.model.decoder import Decoder
 from paceline.model.tokenizer import load_tokenizer
@@ -31,3 +34,14 @@ def problems(count: int, longest: int, answers: int = 1, seed: int = 1) -> list[
 
 def plainly(model: Decoder, requests: list[Request], batch: int) -> dict[int, Completion]:
     return {c.request.id: c for c in Engine(model, EngineSettings(max_batch=batch)).run(requests)}
+
+
+def toggled(model, requests: list[Request], batch: int, seed: int) -> dict[int, Completion]:
+    """Every round by a strategy drawn anew, plain decoding among them."""
+    drafters = [SuffixDrafter(batch, model.config.max_positions), own_drafter(model)]
+    engine = Engine(model, EngineSettings(max_batch=batch), None, drafters)
+    dice = random.Random(seed)
+    engine.choose = lambda running: dice.choice(engine.strategies)
+    done = {c.request.id: c for c in engine.run(requests)}
+    assert engine.stats.accept_length > 1.5, "guesses hold, so there is something to check"
+    return done

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from paceline.compare import explain
-from paceline.draft.suffix import SuffixDrafter
-from paceline.rollout import Completion, Engine, EngineSettings, Request
 
-from .reasoner import own_drafter, plainly, problems, reasoner
+from .reasoner import plainly, problems, reasoner, toggled
 
 RARE = 500_000  # tokens among which one flip is allowed
 BATCH, LONGEST = 96, 300
-
-
-def toggled(model, requests: list[Request], seed: int = 0, batch: int = BATCH) -> dict[int, Completion]:
-    """Every round by a strategy drawn anew, plain decoding among them."""
-    drafters = [SuffixDrafter(batch, model.config.max_positions), own_drafter(model)]
-    engine = Engine(model, EngineSettings(max_batch=batch), None, drafters)
-    dice = random.Random(seed)
-    engine.choose = lambda running: dice.choice(engine.strategies)
-    done = {c.request.id: c for c in engine.run(requests)}
-    assert engine.stats.accept_length > 1.5, "guesses hold, so there is something to check"
-    return done
 
 
 @pytest.mark.parametrize(
@@ -37,11 +22,11 @@ def test_flips_are_near_ties_and_rare(most, portion):
     tokens, portions, flips = 0, 0, []
     while tokens < most:
         requests = problems(portion, LONGEST, answers=4, seed=portions)
-        plain, spoken = plainly(model, requests, BATCH), toggled(model, requests, seed=portions)
+        plain, spoken = plainly(model, requests, BATCH), toggled(model, requests, BATCH, seed=portions)
         assert plain.keys() == spoken.keys()
         tokens += sum(len(c.tokens) for c in plain.values())
         different = [i for i in plain if plain[i].tokens != spoken[i].tokens]
-        flips += [explain(model, plain[i], spoken[i]) for i in different]
+        flips += explain(model, [(plain[i], spoken[i]) for i in different])
         portions += 1
         print(f"{tokens:,} tokens, {len(flips)} flips {flips}", flush=True)
     assert all(flip.near_tie for flip in flips), flips

@@ -1,6 +1,6 @@
 """What a drafter is: something that guesses the next tokens of every running text. Guesses can cost time, nothing else.
 
-A drafter of one's own needs `name` and `propose`; the rest is for those that keep state. See docs/drafters.md.
+A drafter of one's own needs `name` and `propose`; the rest is for those that keep state. See docs/speculation.md.
 """
 
 from __future__ import annotations

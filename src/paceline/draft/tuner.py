@@ -15,91 +15,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from paceline.draft.acceptance import Acceptance
 from paceline.draft.strategy import PLAIN, Strategy
 
-FADE = 0.96  # weight of an observation one round later
 LATEST = 9  # durations that are kept; their median counts
-DOUBT = 1.0  # how many observed guesses an old belief is worth
-BELIEF = 0.6  # what is assumed of a family that was never tried
 PATIENCE = 25  # rounds before a strategy is worth another look
 HOLD = 3  # rounds for which a decision stands, because deciding takes time too
 MARGIN = 0.88  # guessing lets texts end at different times, which costs later what it does not show now
 DOUBTFUL = 1.3  # a lead over plain decoding that may be an error
 REFRESH = 16  # rounds for which a duration of plain decoding is believed where the lead is doubtful
-
-
-@dataclass
-class Acceptance:
-    """How often guesses of a family hold, by depth: reached[d] texts came to depth d, held[d] of them went past it."""
-
-    reached: list[float] = field(default_factory=list)
-    held: list[float] = field(default_factory=list)
-    rate: list[float] = field(default_factory=list)  # the estimate before the observations that still count
-    best: list[float] = field(default_factory=list)  # the highest it has been: what a look may find again
-    round: int = 0
-
-    def __post_init__(self) -> None:
-        self._expected: dict[int, float] = {}  # by depth, until the next observation
-        self._hoped: dict[int, float] = {}
-
-    def observe(self, now: int, depth: int, accepted: list[int]) -> None:
-        self._fade(now)
-        while len(self.reached) < depth:
-            self.reached.append(0.0)
-            self.held.append(0.0)
-            self.rate.append(self.rate[-1] if self.rate else BELIEF)
-            self.best.append(BELIEF)
-        ended = [0] * (depth + 1)  # how many texts got this far and no further
-        for a in accepted:
-            ended[a] += 1
-        alive = len(accepted)
-        for d in range(depth):
-            self.reached[d] += alive
-            alive -= ended[d]
-            self.held[d] += alive
-            self.best[d] = max(self.best[d], self.holds(d))
-        self._expected, self._hoped = {}, {}
-
-    def _fade(self, now: int) -> None:
-        """Old observations lose weight; what they said becomes what is believed before new ones come."""
-        fade = FADE ** (now - self.round)
-        self.round = now
-        for d in range(len(self.reached)):
-            self.rate[d] = self.holds(d)
-            self.reached[d] *= fade
-            self.held[d] *= fade
-
-    def holds(self, d: int) -> float:
-        """Probability that a guess at depth d holds, given that those above it did."""
-        if d >= len(self.reached):
-            return self.holds(len(self.reached) - 1) if self.reached else BELIEF
-        # The belief counts little beside observations, but its weight never fades to nothing.
-        return (self.held[d] + DOUBT * self.rate[d]) / (self.reached[d] + DOUBT)
-
-    def tokens(self, depth: int) -> float:
-        """Expected tokens of a round: the guesses that hold, and one that the policy writes itself."""
-        if depth not in self._expected:
-            self._expected[depth] = _tokens([self.holds(d) for d in range(depth)])
-        return self._expected[depth]
-
-    def hope(self, depth: int) -> float:
-        """Tokens of a round if guesses held as they did in their best time."""
-        if depth not in self._hoped:
-            known = self.best[:depth]
-            self._hoped[depth] = _tokens(known + [known[-1] if known else BELIEF] * (depth - len(known)))
-        return self._hoped[depth]
-
-
-def _tokens(holds: list[float]) -> float:
-    total = alive = 1.0
-    for probability in holds:
-        alive *= probability
-        total += alive
-    return total
 
 
 class Cost:
@@ -115,6 +43,11 @@ class Cost:
             self.seconds = deque(list(self.seconds)[-1:], maxlen=LATEST)
         self.seconds.append(seconds)
         self.round, self.typical = round, median(self.seconds)
+
+    @property
+    def sure(self) -> bool:
+        """One or two durations may be accidents."""
+        return len(self.seconds) >= 3
 
 
 class Tuner:
@@ -144,9 +77,8 @@ class Tuner:
             self._held = (size, self._held[1], self._held[2] - 1)
             return self._held[1]
         choice = self._decide(size)
-        known = self._costs[choice].get(size)
         # What is being tried is not held on to.
-        self._held = (size, choice, HOLD if known and len(known.seconds) >= 3 and not self._exploring else 0)
+        self._held = (size, choice, HOLD if self._sure(size, choice) and not self._exploring else 0)
         return choice
 
     def _decide(self, size: int) -> Strategy:
@@ -154,9 +86,8 @@ class Tuner:
         self._exploring = False
         if not best.plain and self._in_doubt(size, best):
             return PLAIN
-        known = self._costs[best].get(size)
         # First things first: others are looked at once the best is known.
-        other = self._worth_a_look(size, best) if known and len(known.seconds) >= 3 else None
+        other = self._worth_a_look(size, best) if self._sure(size, best) else None
         if other is not None:
             self._exploring = True
             return other
@@ -181,8 +112,11 @@ class Tuner:
         To find out costs next to nothing: a plain round is hardly slower."""
         if self._speed(size, best) > DOUBTFUL * self._speed(size, PLAIN):
             return False
-        known = self._costs[PLAIN].get(size)
-        return known is None or len(known.seconds) < 3 or self.round - known.round > REFRESH
+        return not self._sure(size, PLAIN) or self.round - self._costs[PLAIN][size].round > REFRESH
+
+    def _sure(self, size: int, strategy: Strategy) -> bool:
+        known = self._costs[strategy].get(size)
+        return known is not None and known.sure
 
     def _cost(self, size: int, strategy: Strategy) -> float:
         """Seconds of a round: measured, or guessed from the nearest size that was."""

@@ -27,10 +27,6 @@ class WindowCache:
         shape = (slots + 1, config.kv_heads, window + room, config.head_dim)
         self.k, self.v = torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
 
-    @property
-    def memory_bytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
-
     def put(self, slot: Tensor, places: Tensor, k: Tensor, v: Tensor) -> None:
         """Entries [B, n, kv_heads, d] of the places [B, n]; those of slot 0 are dropped. slot: [B, n]."""
         self.k[slot, :, places % self.window] = k

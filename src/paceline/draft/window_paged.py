@@ -25,10 +25,6 @@ class PagedWindowCache:
         shape = ((slots + 1) * self.stride, config.kv_heads, 1, config.head_dim)
         self.k, self.v = torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
 
-    @property
-    def memory_bytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
-
     def put(self, slot: Tensor, places: Tensor, k: Tensor, v: Tensor) -> None:
         """Entries [B, n, kv_heads, d] of the places [B, n]; those of slot 0 are dropped. slot: [B, n]."""
         page = slot * self.stride + places % self.ring
@@ -50,7 +46,7 @@ class PagedRound:
     def __init__(self, cache: PagedWindowCache, slot: Tensor, drafted: Tensor, start: Tensor, room: int):
         """`drafted` entries of each request are known, of which those from `start` on can be seen; all int [B]."""
         assert room <= cache.room, "no round is larger than the largest strategy's"
-        self.cache, self.batch, self.room = cache, len(slot), room
+        self.cache, self.batch = cache, len(slot)
         drafted, window = drafted.long()[:, None], cache.window
         known = (drafted - start.long().clamp(min=0)[:, None]).clamp(0, window)
         column = torch.arange(window + room, device=slot.device)
@@ -61,10 +57,8 @@ class PagedRound:
         self.table = page.int()
         self.context = known[:, 0].int()
         kv_heads = cache.k.shape[1]
-        heads = torch.arange(kv_heads, device=slot.device)
-        self._rows = (first + cache.ring)[
-            ..., None
-        ] * kv_heads + heads  # [B, 1, kv_heads] of the first place of the room
+        room_starts = (first + cache.ring) * kv_heads  # [B, 1]
+        self._rows = room_starts[..., None] + torch.arange(kv_heads, device=slot.device)  # [B, 1, kv_heads]
         self._behind = torch.zeros_like(known)  # [B, 1] places of the room that hold present entries
         self._guesses = 0
         self._bits = self._visible = self.context

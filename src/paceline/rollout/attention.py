@@ -7,6 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
+from paceline.kernels.fused import has_kernels
 from paceline.kernels.paged_attention import PageRows, chain_tree
 from paceline.model.attention import PackedAttention
 from paceline.rollout.pages import PagePool
@@ -40,7 +41,7 @@ class DecodeAttention:
         self._pages = pages
         self.slots = pool.slots(pages.view(-1), (place % pool.page_size).view(-1))
         self.rows: PageRows | None = None
-        if pool.k.device.type == "cpu" or pool.k.dtype == torch.float64:
+        if not has_kernels(pool.k):
             group = heads // pool.k.shape[2]
             self.rows = PageRows.build(table, context, self.tree, pool.page_size, group, pool.k.dtype)
 

@@ -12,7 +12,7 @@ from paceline.draft.neural import NeuralDrafter
 from paceline.draft.strategy import Strategy
 from paceline.draft.window import RoundAttention, TailAttention, WindowCache
 from paceline.draft.window_paged import PagedRound, PagedWindowCache
-from paceline.kernels.fused import DTYPES
+from paceline.kernels.fused import has_kernels
 from paceline.rollout.features import FeatureRing
 from paceline.rollout.rows import Rows, RowsView
 from paceline.rollout.sampling import race_dtype
@@ -30,9 +30,7 @@ class NeuralDrafting:
         self.long = min(LONG, window)
         guesses = max((s.depth * s.width for s in strategies), default=0)
         room = max(self.long, self.step + guesses)
-        # The kernel that reads rings in place has no float64.
-        paged = weight.is_cuda and weight.dtype in DTYPES
-        make = PagedWindowCache if paged else WindowCache
+        make = PagedWindowCache if has_kernels(weight) else WindowCache
         self.cache = make(drafter.policy.config, len(rows.host), window, room, weight.dtype, weight.device)
 
     def prefill(self, tokens: Tensor, features: Tensor, positions: Tensor, lengths: list[int]) -> list[Any]:

@@ -58,6 +58,8 @@ class Engine:
     ):
         """`decode` turns tokens into text; only stop texts need it. With `drafters` the engine guesses ahead where
         that pays, by the `strategies` given or a default set; what is written stays the same."""
+        if model.device.type == "cuda" and model.dtype == torch.float64:
+            raise UserError("float64 models run on a CPU only: set model.device=cpu, or another model.dtype")
         s = settings or EngineSettings()
         self.model, self.settings, self.stats = model, s, EngineStats()
         self.max_length = min(s.max_length or model.config.max_positions, model.config.max_positions)

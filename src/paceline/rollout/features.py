@@ -19,10 +19,6 @@ class FeatureRing:
         self.tokens = torch.zeros(slots + 1, window, dtype=torch.int32, device=device)
         self._flat = self.features.view(-1, width)
 
-    @property
-    def memory_bytes(self) -> int:
-        return self.features.nbytes + self.tokens.nbytes
-
     def put(self, slot: Tensor, place: Tensor, features: Tensor, drawn: Tensor, kept: Tensor | None = None) -> None:
         """Keep the features [B, n, width] of the tokens at places from `place` [B] on, and the tokens [B, n] drawn for
         the places behind each; where `kept` [B, n] is given, only those."""
