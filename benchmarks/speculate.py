@@ -7,9 +7,10 @@ MODEL answers Countdown problems: `embedded`, or one made on a GPU with
     python benchmarks/make_reasoner.py --preset 100m --minutes 4 --out MODEL
     paceline draft train --model MODEL --answers 4000 --minutes 1.5 --window 128 --out MODEL/drafter
 
-Each batch size gets more requests than
-fit, so that the batch stays full; only rounds with a full batch count, and none in which a graph was captured.
-Strategies take turns, --repeat times; figures are medians. The last line is JSON.
+Each batch size gets more requests than fit, so that the batch stays full; only rounds with a full batch count, and none
+in which a graph was captured. Strategies take turns, --repeat times; figures are medians. The tuner is then compared
+with plain decoding and with the best in hindsight, turn by turn, because a machine that is slower for a second would
+favour whoever ran before: the median of --pairs ratios counts. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import json
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ def main() -> None:
     parser.add_argument("--batch", default="1,8,32,64,128,256")
     parser.add_argument("--tokens", type=int, default=256, help="longest answer")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=5, help="turns of the tuner against the best strategy")
     parser.add_argument("--strategies", help="comma-separated; a default set otherwise")
     args = parser.parse_args()
     device = choose_device("auto")
@@ -58,8 +61,9 @@ def main() -> None:
         for name, s in row["strategies"].items():
             print(f"{batch:>5}  {name:<16} {s['tok_s']:>9,.0f}  {s['tok_s'] / plain:>8.2f}  {s['accept_length']:>6.2f}")
         print(
-            f"{batch:>5}  {'tuner':<16} {row['tuner_tok_s']:>9,.0f}  {row['tuner_tok_s'] / plain:>8.2f}  mostly "
-            f"{row['tuner_choice']}; best in hindsight {row['best']}, of which it reached {row['of_best']:.0%}",
+            f"{batch:>5}  {'tuner':<16} {row['tuner_tok_s']:>9,.0f}  {row['speedup']:>8.2f}  mostly "
+            f"{row['tuner_choice']}; best in hindsight {row['best']}, of which it reached {row['of_best']:.0%} "
+            f"({row['of_best_range'][0]:.0%} to {row['of_best_range'][1]:.0%})",
         )
         print(
             f"{batch:>5}  guessing from suffixes takes {row['suffix_us']:.0f} µs of the host, "
@@ -89,30 +93,36 @@ def measure(
         run(engine, work, lambda _, s=strategy: s)  # graphs, kernels, caches
     run(engine, work, engine.tuner.choose)
     suffix.seconds.clear()
-    speeds: dict[str, list[float]] = {str(s): [] for s in strategies} | {"tuner": []}
+    speeds: dict[str, list[float]] = {str(s): [] for s in strategies}
     accept: dict[str, float] = {}
-    used: dict[str, int] = {}
+    used: Counter[str] = Counter()
     for _ in range(args.repeat):
         for strategy in strategies:
             speed, accept[str(strategy)], _ = run(engine, work, lambda _, s=strategy: s)
             speeds[str(strategy)].append(speed)
-        speed, _, counts = run(engine, work, engine.tuner.choose)
-        speeds["tuner"].append(speed)
-        for name, n in counts.items():
-            used[name] = used.get(name, 0) + n
     medians = {name: statistics.median(s) for name, s in speeds.items()}
-    tuner = medians.pop("tuner")
-    best = max(medians, key=lambda name: medians[name])
+    best = max(strategies, key=lambda s: medians[str(s)])
+    turns: dict[str, list[float]] = {"tuner": [], "best": [], "plain": []}
+    for turn in range(args.pairs):
+        for name in list(turns)[:: 1 if turn % 2 else -1]:
+            choose = {"tuner": engine.tuner.choose, "best": lambda _: best, "plain": lambda _: PLAIN}[name]
+            speed, _, counts = run(engine, work, choose)
+            turns[name].append(speed)
+            used.update(counts if name == "tuner" else {})
+    ratio = lambda other: [t / o for t, o in zip(turns["tuner"], turns[other], strict=True)]  # noqa: E731
     guessing = statistics.median(suffix.seconds)
     return {
         "batch": batch,
         "plain_tok_s": round(medians["plain"], 1),
         "strategies": {n: {"tok_s": round(v, 1), "accept_length": round(accept[n], 3)} for n, v in medians.items()},
-        "tuner_tok_s": round(tuner, 1),
-        "tuner_choice": max(used, key=lambda name: used[name]),
-        "best": best,
-        "of_best": round(tuner / medians[best], 4),
-        "speedup": round(tuner / medians["plain"], 3),
+        "tuner_tok_s": round(statistics.median(turns["tuner"]), 1),
+        "tuner_choice": used.most_common(1)[0][0],
+        "tuner_rounds": dict(used.most_common()),
+        "best": str(best),
+        "of_best": round(statistics.median(ratio("best")), 4),
+        "of_best_range": [round(min(ratio("best")), 4), round(max(ratio("best")), 4)],
+        "speedup": round(statistics.median(ratio("plain")), 3),
+        "speedup_range": [round(min(ratio("plain")), 3), round(max(ratio("plain")), 3)],
         "suffix_us": round(1e6 * guessing, 1),
         "suffix_share": round(guessing * medians["plain"] / batch, 4),
     }

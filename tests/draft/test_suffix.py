@@ -116,7 +116,7 @@ def test_who_is_never_followed_is_taken_in_when_guesses_are_asked_for():
     drafter = SuffixDrafter(4, 256)
     t = text(1, [1, 2], [])
     drafter.begin([t])
-    t.tokens += [*SONG, *SONG[:4]]
+    t.tokens += [*SONG, *SONG, *SONG[:4]]
     assert len(t.tokens) > LATE
     assert chain(drafter, t, 4) == SONG[4:8]
     drafter.finish([t])

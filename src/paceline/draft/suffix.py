@@ -6,8 +6,9 @@ number of places per key points behind late occurrences of each run of 4, 2 and 
 so memory is bounded; old answers are overwritten.
 
 A round waits for `propose`, so all that does is look up; `follow` fills the table while the device works. The table is
-then a round late, which hardly matters: a text's last tokens are read from the text itself. Both go text by text in
-plain Python, because a few lookups are cheaper than any number of operations on small arrays.
+then some rounds late, which hardly matters: a text's last tokens are read from the text itself. Looking up goes text by
+text in plain Python, because a few lookups are cheaper than any number of operations on small arrays; taking in goes
+over all texts at once, because there are many tokens and nobody waits for the first.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
 
 from paceline.draft.drafter import Draft, Drafter, Text
 from paceline.draft.strategy import MAX_NODES, Strategy
 
 GRAMS = (4, 2, 1)  # down to one token: to check a poor guess costs no more than to check none
 WAYS = 4  # occurrences that are remembered of each run, late ones mostly
-LATE = 16  # tokens; a text that is further ahead of what is known of it is taken in before its guess
+MULTIPLIER = 0x9E3779B1  # of a run's key, a polynomial in its tokens: arrays and single runs get the same low bits
+LATE = 32  # tokens; a text that is further ahead of what is known of it is taken in before its guess
 
 
 @dataclass(slots=True)
@@ -47,7 +52,10 @@ class SuffixDrafter(Drafter):
         self._table = array("i", [0]) * (buckets * WAYS)  # 0 is nowhere: there is no run in front of it
         self._prompts = array("q", [0]) * self.lines
         self._taken = bytearray(self.lines)
+        self._text_view = np.frombuffer(self._texts, np.int32)  # the same memory
+        self._table_view = np.frombuffer(self._table, np.int32)
         self._next = 0
+        self._ended: list[tuple[_Line, list[int]]] = []  # whose last tokens have not been taken in yet
         self._running: dict[int, _Line] = {}  # by request
         self._first: dict[int, int] = {}  # prompt -> the line that it was taken in with
 
@@ -58,43 +66,46 @@ class SuffixDrafter(Drafter):
     def begin(self, texts: Many[Text]) -> None:
         for text in texts:
             # Those that come back after a pause have a line; those that there is no room for get no guesses.
+            if len(self._running) + len(self._ended) == self.lines:
+                self.follow(())  # the lines of those that have ended are free after that
             if text.request.id not in self._running and len(self._running) < self.lines:
                 self._running[text.request.id] = self._new_line(text.request.prompt)
 
     def follow(self, texts: Many[Text]) -> None:
-        for text in texts:
-            line = self._running.get(text.request.id)
-            if line:
-                self._take_in(line, text.tokens)
+        running, self._ended, ended = self._running, [], self._ended
+        lines = [(running[t.request.id], t.tokens) for t in texts if t.request.id in running]
+        self._take_in(lines + ended)
+        for line, _ in ended:
+            self._taken[line.start // self._stride] = False
 
     def finish(self, texts: Many[Text]) -> None:
-        self.follow(texts)
         for text in texts:
             line = self._running.pop(text.request.id, None)
             if line:
-                self._taken[line.start // self._stride] = False
+                self._ended.append((line, text.tokens))
 
     def propose(self, texts: Many[Text], strategy: Strategy) -> Draft:
         draft = Draft.empty(len(texts), strategy.nodes)
-        chain, depth = strategy.chain, strategy.depth
+        is_chain, depth = strategy.chain, strategy.depth
         tokens, parents = array("i"), array("i")
         nothing, roots = array("i", [-1]) * strategy.nodes, array("i", [0]) * strategy.nodes
+        running, longest = self._running, self.max_length
         for text in texts:
-            line = self._running.get(text.request.id)
-            if line is None or len(text.tokens) > self.max_length:
+            line, written = running.get(text.request.id), text.tokens
+            if line is None or len(written) > longest:
                 tokens += nothing
                 parents += roots
                 continue
-            if len(text.tokens) - line.known > LATE:
-                self._take_in(line, text.tokens)
-            if chain:
-                tokens += self._chain(line, text.tokens, depth) or nothing
+            if len(written) - line.known > LATE:
+                self.follow(texts)
+            if is_chain:
+                tokens += self._chain(line, written, depth) or nothing
             else:
-                nodes, above = self._tree(line, text.tokens, strategy)
+                nodes, above = self._tree(line, written, strategy)
                 tokens += nodes + nothing[len(nodes) :]
                 parents += above + roots[len(nodes) :]
         draft.tokens.ravel()[:] = tokens
-        if not chain:
+        if not is_chain:
             draft.parents.ravel()[:] = parents
         return draft
 
@@ -113,36 +124,50 @@ class SuffixDrafter(Drafter):
         self._prompts[number], self._taken[number] = line.prompt, True
         return line
 
-    def _take_in(self, line: _Line, tokens: list[int]) -> None:
-        """Copy what the text has gained, and point at each place that now has something behind a run."""
-        first, last = line.known, min(len(tokens), self.max_length)
-        if first >= last:
+    def _take_in(self, lines: list[tuple[_Line, list[int]]]) -> None:
+        """Copy what the texts have gained, and point at each place that now has something behind a run."""
+        most, lead = self.max_length, GRAMS[0]
+        grown = [(line, tokens) for line, tokens in lines if line.known < min(len(tokens), most)]
+        if not grown:
             return
-        line.known = last
-        start, prompt, table, mask = line.start, line.prompt, self._table, self._mask
-        self._texts[start + first : start + last] = array("i", tokens[first:last])
+        # What is new of each text, behind the tokens before it that its first runs begin with.
+        first = np.array([line.known for line, _ in grown])
+        begin = np.maximum(first - lead, 0)
+        parts = [tokens[b:most] for (_, tokens), b in zip(grown, begin.tolist(), strict=True)]
+        lengths = np.array([len(part) for part in parts])
+        flat = np.fromiter(chain.from_iterable(parts), np.int64, int(lengths.sum()))
+        ends = lengths.cumsum()
+        index = np.arange(len(flat)) + np.repeat(begin - ends + lengths, lengths)  # in its own text
+        place = index + np.repeat(np.array([line.start for line, _ in grown]), lengths)
+        prompt = np.repeat(np.array([line.prompt for line, _ in grown]), lengths)
+        fresh = index >= np.repeat(first, lengths)
+        self._text_view[place[fresh]] = flat[fresh]
         for n in GRAMS:
-            begin = min(max(first, n), last)
-            runs = zip(*(tokens[begin - n + i : last - n + i] for i in range(n)), strict=True) if begin < last else ()
-            for place, run in enumerate(runs, start + begin):
-                # One of the key's places, by turns: to keep them in order would cost more than it is worth.
-                table[((hash(run) ^ prompt) & mask) * WAYS + place % WAYS] = place
+            at = (fresh & (index >= n)).nonzero()[0]
+            key = flat[at - n]
+            for i in range(n - 1, 0, -1):
+                key = key * MULTIPLIER + flat[at - i]
+            there = place[at]
+            # One of the key's places, by turns: to keep them in order would cost more than it is worth.
+            self._table_view[((key ^ prompt[at]) & self._mask) * WAYS + there % WAYS] = there
+        for (line, _), begun, length in zip(grown, begin.tolist(), lengths.tolist(), strict=True):
+            line.known = begun + length
 
     def _chain(self, line: _Line, tokens: list[int], depth: int) -> array[int]:
         """What is behind an occurrence of the longest run that has any, one that goes on as most of them do."""
         prompt, texts, prompts, stride = line.prompt, self._texts, self._prompts, self._stride
         for n in GRAMS:
             run = tokens[-n:]
-            at = ((hash(tuple(run)) ^ prompt) & self._mask) * WAYS
+            at = ((_key(run) ^ prompt) & self._mask) * WAYS
             best = 0
             votes: list[int] = []
             for place in self._table[at : at + WAYS]:
                 # As in _matches, which would look at all of them.
                 if (
                     place
-                    and prompts[place // stride] == prompt
                     and (token := texts[place]) >= 0
                     and texts[place - n : place].tolist() == run
+                    and prompts[place // stride] == prompt
                 ):
                     if token in votes:  # twice: of four votes, no other token can have more
                         best = place
@@ -164,7 +189,7 @@ class SuffixDrafter(Drafter):
         found: dict[int, int] = {}
         for n in GRAMS:
             run = tokens[-n:]
-            at = ((hash(tuple(run)) ^ prompt) & self._mask) * WAYS
+            at = ((_key(run) ^ prompt) & self._mask) * WAYS
             for place in self._table[at : at + WAYS]:
                 if (
                     place
@@ -204,3 +229,10 @@ class SuffixDrafter(Drafter):
             parents.append(renumbered[parent])
             renumbered[number] = len(kept)
         return kept, parents
+
+
+def _key(run: list[int]) -> int:
+    key = 0
+    for token in run:
+        key = key * MULTIPLIER + token
+    return key

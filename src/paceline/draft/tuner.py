@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -24,7 +24,7 @@ from paceline.draft.strategy import PLAIN, Strategy
 
 LATEST = 9  # durations that are kept; their median counts
 PATIENCE = 25  # rounds before a strategy is worth another look
-HOLD = 3  # rounds for which a decision stands, because deciding takes time too
+HOLD = 3  # rounds for which a decision stands after the one it was made for
 MARGIN = 0.88  # guessing lets texts end at different times, which costs later what it does not show now
 DOUBTFUL = 1.3  # a lead over plain decoding that may be an error
 REFRESH = 16  # rounds for which a duration of plain decoding is believed where the lead is doubtful
@@ -50,6 +50,15 @@ class Cost:
         return len(self.seconds) >= 3
 
 
+@dataclass
+class Decision:
+    size: int  # the bucket that it was made for
+    strategy: Strategy
+    rounds: int = 0
+    """For how many rounds more it stands: deciding takes time too. What is being tried is not held on to."""
+    exploring: bool = False
+
+
 class Tuner:
     def __init__(self, strategies: list[Strategy], max_batch: int, explore: float = 0.02):
         self.strategies = [PLAIN, *(s for s in strategies if not s.plain)]
@@ -60,9 +69,9 @@ class Tuner:
         self.explored = 0.0
         self._costs: dict[Strategy, dict[int, Cost]] = {s: {} for s in self.strategies}
         self._acceptance: dict[str, Acceptance] = {s.family: Acceptance() for s in self.strategies}
-        self._exploring = False
         self._looks = 0
-        self._held = (0, PLAIN, 0)  # batch size, its strategy, and for how many rounds more
+        self._now = Decision(0, PLAIN)
+        self._next: Decision | None = None
 
     def bucket(self, batch: int) -> int:
         return self.sizes[min(bisect_left(self.sizes, batch), len(self.sizes) - 1)]
@@ -71,27 +80,30 @@ class Tuner:
         """The strategy for a round with `batch` texts."""
         self.round += 1
         size = self.bucket(batch)
-        if len(self.strategies) == 1 or not self._costs[PLAIN]:
-            return PLAIN  # what all others are compared with
-        if size == self._held[0] and self._held[2] > 0:
-            self._held = (size, self._held[1], self._held[2] - 1)
-            return self._held[1]
-        choice = self._decide(size)
-        # What is being tried is not held on to.
-        self._held = (size, choice, HOLD if self._sure(size, choice) and not self._exploring else 0)
-        return choice
+        if self._now.size == size and self._now.rounds > 0:
+            self._now.rounds -= 1
+        elif self._next is not None and self._next.size == size:
+            self._now, self._next = self._next, None
+        else:
+            self._now = self._decide(size)
+        return self._now.strategy
 
-    def _decide(self, size: int) -> Strategy:
+    def think(self, batch: int) -> None:
+        """Decide about the next round ahead of time, while the device is busy with this one."""
+        if self._now.rounds == 0:
+            self._next = self._decide(self.bucket(batch))
+
+    def _decide(self, size: int) -> Decision:
+        if len(self.strategies) == 1 or not self._costs[PLAIN]:
+            return Decision(size, PLAIN)  # what all others are compared with
         best = max(self.strategies, key=lambda s: self._speed(size, s) * (1.0 if s.plain else MARGIN))
-        self._exploring = False
         if not best.plain and self._in_doubt(size, best):
-            return PLAIN
+            return Decision(size, PLAIN)
+        if not self._sure(size, best):
+            return Decision(size, best)
         # First things first: others are looked at once the best is known.
-        other = self._worth_a_look(size, best) if self._sure(size, best) else None
-        if other is not None:
-            self._exploring = True
-            return other
-        return best
+        other = self._worth_a_look(size, best)
+        return Decision(size, best, HOLD) if other is None else Decision(size, other, exploring=True)
 
     def observe(self, batch: int, strategy: Strategy, seconds: float, accepted: list[int] | None, warm: bool) -> None:
         """What a round took, and how many guesses held for each text. A strategy that is not the tuner's own, because
@@ -100,7 +112,7 @@ class Tuner:
         if strategy not in self._costs:
             return
         self.seconds += seconds
-        if self._exploring:
+        if self._now.exploring:
             self.explored += seconds
         if warm:
             self._costs[strategy].setdefault(self.bucket(batch), Cost()).add(seconds, self.round)

@@ -99,6 +99,8 @@ class LiveView:
                 )
             )
             parts.append(time_bar(m))
+            if m.get("rollout/spec_rounds"):
+                parts.append(Text(guessing(m)))
         return Group(*parts)
 
 
@@ -122,6 +124,18 @@ def time_bar(m: dict[str, float]) -> Text:
             text.append("█" * max(1, round(WIDTH * seconds / m["timing_s/step"])), style=colour)
             text.append(f" {name} {seconds:.1f}  ", style=colour)
     return text
+
+
+def guessing(m: dict[str, float]) -> str:
+    """How guessing went in a step: how much held, where the time of the rollout went, and what ran most."""
+    shares = ", ".join(f"{name} {m[f'rollout/share/{name}']:.0%}" for name in ("plain", "draft", "verify"))
+    prefix = "rollout/rounds/"
+    runs = sorted(((n, name.removeprefix(prefix)) for name, n in m.items() if name.startswith(prefix)), reverse=True)
+    often = ", ".join(f"{name} {n:.0f}" for n, name in runs[:3])
+    return (
+        f"guess  {m['rollout/spec_accept_length']:.2f} tokens per check, {m['rollout/spec_accept_rate']:.0%} hold; "
+        f"time {shares}\nrounds {often}"
+    )
 
 
 def sparkline(values: list[float], width: int = WIDTH) -> str:

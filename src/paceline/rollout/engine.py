@@ -25,7 +25,8 @@ from paceline.rollout.rows import Rows
 from paceline.rollout.runner import Drawn, Filled, Runner
 from paceline.rollout.scheduler import Admission, Scheduler
 from paceline.rollout.stats import EngineStats, Round
-from paceline.rollout.stops import Decode, finish_reason
+from paceline.rollout.stops import Decode, finish_reason, goes_on
+from paceline.rollout.timer import DraftTimer
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,10 @@ class Engine:
         self.scheduler = Scheduler(self.pool, self.rows, s.max_batch, s.prefill_tokens)
         self.graphs = GraphPool(s.graph_bytes) if s.cuda_graphs and model.device.type == "cuda" else None
         self.runner = self._make_runner(neural)
-        self.runner.meanwhile = self._follow
-        self._follow_every = 1 if model.device.type == "cuda" else 8
+        self.runner.meanwhile = self._meanwhile
+        self._follow_every = 2 if model.device.type == "cuda" else 8
         self._unfollowed = 0
+        self._timer = DraftTimer(model.device)
         self._ids: set[int] = set()
         self._started = time.perf_counter()
         self.record: Callable[[Round], None] | None = None
@@ -164,9 +166,7 @@ class Engine:
         seconds = time.perf_counter() - started
         accepted = None if strategy.plain else [c - 1 for c in drawn.held]
         self.tuner.observe(batch, strategy, seconds, accepted, self._oddities == before)
-        self.stats.count(str(strategy), seconds, batch, written)
-        self.stats.paused = self.scheduler.paused
-        self.stats.peak_pages = max(self.stats.peak_pages, self.pool.usable - self.pool.free)
+        self._count(strategy, seconds, batch, written, accepted)
         self._note(started, seconds, batch, str(strategy), written)
         return done
 
@@ -174,6 +174,15 @@ class Engine:
     def _oddities(self) -> int:
         """What makes a round take longer than the next one will: captured graphs, a drafter that catches up."""
         return self.runner.catch_ups + (self.graphs.captured if self.graphs else 0)
+
+    def _count(self, strategy: Strategy, seconds: float, batch: int, written: int, accepted: list[int] | None) -> None:
+        stats = self.stats
+        stats.count(strategy, seconds, batch, written)
+        if accepted is not None:
+            stats.count_guesses(strategy, seconds, self._timer.seconds(strategy, seconds), accepted, written)
+        stats.paused = self.scheduler.paused
+        stats.peak_pages = max(stats.peak_pages, self.pool.usable - self.pool.free)
+        stats.graph_bytes = self.graphs.memory_bytes if self.graphs else 0
 
     def _plain(self) -> Drawn:
         self.scheduler.reserve()
@@ -184,14 +193,18 @@ class Engine:
         """Guess, check, keep what plain decoding would have written."""
         self.scheduler.reserve(strategy.places)
         running = self.scheduler.running
+        self._timer.begin(strategy)
         if strategy.drafter in self.drafters:
             self.runner.hand_in(self.drafters[strategy.drafter].propose(running, strategy))
         else:
             self.runner.propose(len(running), strategy)
+        self._timer.drafted()
         return self.runner.verify(len(running), self._filters(running), strategy)
 
-    def _follow(self) -> None:
-        """Let drafters take in what was written. A GPU is busy meanwhile; a CPU is not, so there it is done seldom."""
+    def _meanwhile(self) -> None:
+        """While the device is busy: think about the next round, and let drafters take in what was written, which is
+        cheaper for several rounds at once. A CPU is not busy meanwhile, so there it is done seldom."""
+        self.tuner.think(len(self.scheduler.running))
         self._unfollowed += 1
         if self._unfollowed >= self._follow_every:
             self._unfollowed = 0
@@ -218,7 +231,6 @@ class Engine:
         self.scheduler.settle()
         for drafter in self.drafters.values():
             drafter.begin(admission.sequences)
-            drafter.follow(admission.sequences)
         self.stats.prefill_tokens += sum(len(f.tokens) for f in admission.fills)
         self.stats.decoded_tokens += len(admission.sequences)
         return self.runner.draw(left, first, self._filters(admission.sequences))
@@ -239,9 +251,14 @@ class Engine:
         ended: list[Sequence] = []
         written = 0
         for row in range(last - 1, first - 1, -1):  # backwards, because removing a row moves the last one into it
-            seq = running[row]
-            i = row - first
-            for token, logprob in zip(drawn.tokens[i][: drawn.held[i]], drawn.logprobs[i], strict=False):
+            seq, held = running[row], drawn.held[row - first]
+            tokens, logprobs = drawn.tokens[row - first][:held], drawn.logprobs[row - first]
+            if goes_on(seq, tokens, self.max_length):
+                seq.tokens += tokens
+                seq.logprobs += logprobs[:held]
+                written += held
+                continue
+            for token, logprob in zip(tokens, logprobs, strict=False):
                 seq.tokens.append(token)
                 seq.logprobs.append(logprob)
                 written += 1

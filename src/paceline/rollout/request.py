@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from paceline.kernels.noise import request_key
@@ -36,10 +37,14 @@ class Sampling:
         if self.min_tokens and len(self.stop_token_ids) > MAX_BANNED:
             raise ValueError(f"min_tokens works with at most {MAX_BANNED} stop tokens, got {len(self.stop_token_ids)}")
 
-    @property
+    @cached_property
     def filters(self) -> bool:
         """Whether anything but temperature shapes the distribution."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.min_tokens > 0
+
+    @cached_property
+    def stop_set(self) -> frozenset[int]:
+        return frozenset(self.stop_token_ids)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
+
+from paceline.draft.strategy import Strategy
+
+PARTS = ("prefill", "plain", "draft", "verify")  # that the time of a rollout is divided into
 
 
 @dataclass(frozen=True)
@@ -21,45 +26,79 @@ class EngineStats:
     """Counted since the engine was made; the loop takes differences."""
 
     prefill_s: float = 0.0
-    decode_s: float = 0.0
+    plain_s: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
     prefill_tokens: int = 0
     decoded_tokens: int = 0
     decode_steps: int = 0
     paused: int = 0
     peak_batch: int = 0
     peak_pages: int = 0
+    graph_bytes: int = 0
     drafted_texts: int = 0
     """Texts that were guessed for, summed over rounds."""
     drafted_tokens: int = 0
     """Tokens that those rounds wrote: guesses that held, and one per text that the policy wrote itself."""
-    rounds: dict[str, int] = field(default_factory=dict)
+    guessed: int = 0
+    """Places that were guessed; a tree has several guesses for one."""
+    held: Counter[int] = field(default_factory=Counter)
+    """How often the guess for the 1st, 2nd, ... place held."""
+    rounds: Counter[str] = field(default_factory=Counter)
     """How often each strategy ran."""
+
+    @property
+    def decode_s(self) -> float:
+        return self.plain_s + self.draft_s + self.verify_s
 
     @property
     def accept_length(self) -> float:
         """Tokens per text and round, where there were guesses."""
         return self.drafted_tokens / self.drafted_texts if self.drafted_texts else 1.0
 
-    def count(self, strategy: str, seconds: float, texts: int, tokens: int) -> None:
+    def count(self, strategy: Strategy, seconds: float, texts: int, tokens: int) -> None:
         """A round has been run."""
-        self.decode_s += seconds
         self.decode_steps += 1
         self.decoded_tokens += tokens
         self.peak_batch = max(self.peak_batch, texts)
-        self.rounds[strategy] = self.rounds.get(strategy, 0) + 1
-        if strategy != "plain":
-            self.drafted_texts += texts
-            self.drafted_tokens += tokens
+        self.rounds[str(strategy)] += 1
+        if strategy.plain:
+            self.plain_s += seconds
+
+    def count_guesses(
+        self, strategy: Strategy, seconds: float, draft_s: float, accepted: list[int], tokens: int
+    ) -> None:
+        """It was one with guesses: how long making them took, and how many of them held for each text."""
+        self.draft_s += draft_s
+        self.verify_s += seconds - draft_s
+        self.drafted_texts += len(accepted)
+        self.drafted_tokens += tokens
+        self.guessed += strategy.depth * len(accepted)
+        alive, ended = len(accepted), Counter(accepted)
+        for place in range(1, strategy.depth + 1):
+            alive -= ended[place - 1]
+            self.held[place] += alive
 
     def snapshot(self) -> EngineStats:
-        return replace(self, rounds=dict(self.rounds))
+        return replace(self, rounds=self.rounds.copy(), held=self.held.copy())
 
     def since(self, before: EngineStats) -> dict[str, float]:
-        """What speculation did since a snapshot, as metrics."""
-        texts, steps = self.drafted_texts - before.drafted_texts, self.decode_steps - before.decode_steps
-        plain = self.rounds.get("plain", 0) - before.rounds.get("plain", 0)
-        return {
+        """What the engine did since a snapshot, as metrics."""
+        texts = self.drafted_texts - before.drafted_texts
+        rounds = self.rounds - before.rounds
+        metrics = {
             "rollout/spec_accept_length": (self.drafted_tokens - before.drafted_tokens) / texts if texts else 1.0,
-            "rollout/spec_rounds": float(steps - plain),
-            "rollout/rounds": float(steps),
+            "rollout/spec_rounds": float(rounds.total() - rounds["plain"]),
+            "rollout/rounds": float(rounds.total()),
         }
+        if texts:
+            held = self.held - before.held
+            metrics["rollout/spec_accept_rate"] = held.total() / (self.guessed - before.guessed)
+            metrics |= {f"rollout/spec_accept_at/{place}": n / texts for place, n in sorted(held.items())}
+        parts = {name: getattr(self, f"{name}_s") - getattr(before, f"{name}_s") for name in PARTS}
+        whole = sum(parts.values())
+        metrics |= {f"rollout/share/{name}": seconds / whole for name, seconds in parts.items() if whole}
+        metrics |= {f"rollout/rounds/{strategy}": float(n) for strategy, n in sorted(rounds.items())}
+        if self.graph_bytes:
+            metrics["rollout/graph_gb"] = self.graph_bytes / 2**30
+        return metrics

@@ -23,6 +23,15 @@ def finish_reason(seq: Sequence, longest: int, decode: Decode | None) -> FinishR
     return None
 
 
+def goes_on(seq: Sequence, tokens: list[int], longest: int) -> bool:
+    """Whether it is plain at a glance that `seq` does not end with any of these tokens. Most rounds, nobody's does."""
+    s = seq.request.sampling
+    length = len(seq.tokens) + len(tokens)
+    if s.stop or length >= longest or length - len(seq.request.prompt) >= s.max_tokens:
+        return False
+    return s.stop_set.isdisjoint(tokens)
+
+
 def _stop_text(seq: Sequence, decode: Decode | None) -> bool:
     assert decode is not None, "submit() refuses stop texts when the engine cannot decode"
     # A character takes at most four bytes and a token holds at least one, so this window covers any stop text

@@ -1,0 +1,45 @@
+"""How much of a round goes into guessing, and how much into checking."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from paceline.draft.strategy import Strategy
+
+EVERY = 8  # rounds of a strategy on a GPU, of which one is timed: the device's clock takes time to ask
+
+
+class DraftTimer:
+    """`begin`, guess, `drafted`, check, and ask for the `seconds` of guessing once the result has been read."""
+
+    def __init__(self, device: torch.device):
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
+        self._rounds: dict[Strategy, int] = {}
+        self._share: dict[Strategy, float] = {}
+        self._started = self._seconds = 0.0
+        self._timed = False
+
+    def begin(self, strategy: Strategy) -> None:
+        rounds = self._rounds.get(strategy, 0)
+        self._rounds[strategy] = rounds + 1
+        self._timed = not self._events or rounds % EVERY == 0
+        self._started = time.perf_counter()
+        if self._timed and self._events:
+            self._events[0].record()
+
+    def drafted(self) -> None:
+        self._seconds = time.perf_counter() - self._started
+        if self._timed and self._events:
+            self._events[1].record()
+
+    def seconds(self, strategy: Strategy, whole: float) -> float:
+        """Of the `whole` round that is over."""
+        if not self._timed:
+            return self._share[strategy] * whole
+        if self._events:  # the host only hands out work; how long that takes says nothing
+            self._seconds = self._events[0].elapsed_time(self._events[1]) / 1e3
+        seconds = min(self._seconds, whole)
+        self._share[strategy] = seconds / whole
+        return seconds
