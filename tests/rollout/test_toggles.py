@@ -95,7 +95,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def requests():
-    return problems(68, longest=400)
+    return problems(80, longest=400)
 
 
 @pytest.fixture(scope="module")
