@@ -59,8 +59,16 @@ def train(
         train as run_training,
     )  # torch and transformers load here, after the settings are checked
 
-    run, rows = run_training(config, resume, LiveView(config, console))
-    console.print(summary(rows, str(run.folder)))
+    view = LiveView(config, console)
+    run, rows = run_training(config, resume, view)
+    from paceline.observe.report import write_report
+
+    page = None
+    try:
+        page = str(write_report(run.folder)[0])
+    except (OSError, UserError) as err:  # the run is done and saved: a page that cannot be made must not spoil it
+        view.note(f"the report could not be made: {err}")
+    console.print(summary(rows, str(run.folder), page))
 
 
 @app.command()
@@ -108,6 +116,26 @@ def compare(words: Words = None) -> None:
     from paceline.compare import run_comparison
 
     run_comparison(config, Console(highlight=False))
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="The run's directory; it may still be going on.")],
+    out: Annotated[Path | None, typer.Option(help="Where to put the page; RUN/report.html by default.")] = None,
+) -> None:
+    """Show a run as one page: where the time went, how it learned, whether speculation was worth it."""
+    from paceline.observe.report import write_report
+    from paceline.observe.worth import sentences, verdict
+
+    try:
+        page, worth = write_report(run, out)
+    except OSError as err:
+        raise UserError(f"the report cannot be written to {out or run}: {err.strerror}") from err
+    console = Console(highlight=False)
+    console.print(verdict(worth), style="bold")
+    for sentence in sentences(worth):
+        console.print(sentence, markup=False)
+    console.print(f"report: {page}", soft_wrap=True, markup=False)
 
 
 draft = typer.Typer(help="Train and examine drafters.", no_args_is_help=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -84,7 +85,7 @@ class Comparison(Trainer):
         for way in order:
             self.engine = getattr(self, way)
             self.rounds[way] = []
-            self.engine.record = self.rounds[way].append
+            self.engine.record = self._recorder(way)
             own = Clock()
             groups[way] = super()._rollout(indices, own)
             seconds[way] = own.parts["gen"]
@@ -102,6 +103,18 @@ class Comparison(Trainer):
         step.differences = explain(self.model, different)
         self.steps.append(step)
         return groups["adaptive"]
+
+    def _recorder(self, way: str) -> Callable[[Round], None]:
+        """Both ways for the picture; the timeline shows the one that would have run without a comparison."""
+        keep = self.rounds[way].append
+        if way == "plain":
+            return keep
+
+        def both(round: Round) -> None:
+            keep(round)
+            self.round_log(round)
+
+        return both
 
 
 def explain(model: Decoder, pairs: list[tuple[Completion, Completion]]) -> list[Difference]:

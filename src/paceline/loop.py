@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -32,12 +33,17 @@ from paceline.model.checkpoint import find_model, read_config
 from paceline.model.tokenizer import load_tokenizer
 from paceline.observe.live import LiveView
 from paceline.observe.metrics import MetricsLog, read_lines
+from paceline.observe.rounds import RoundLog
+from paceline.observe.timeline import REWARD, SAVE, UPDATE, Timeline
 from paceline.rollout import Completion, Request
 from paceline.run import Run
 from paceline.tasks import Sample, Task, make_task
 from paceline.tasks.judge import Judge, Verdict
 from paceline.tasks.rewards import total
 from paceline.tasks.tasks import choose_style
+
+SPANS = {"reward": REWARD, "update_actor": UPDATE}  # parts of a step that are one span each
+SHORT = 1e-4  # seconds: what took less is not worth a span
 
 
 class Interrupted(Exception):
@@ -85,6 +91,8 @@ class Trainer:
             self.engine = make_engine(self.model, config, self.tokenizer.decode)
             if self.progress.tuner:
                 self.engine.tuner.restore(self.progress.tuner)
+            self.timeline = Timeline(run.folder / "timeline.json", self.progress.step)
+            self.engine.record = self.round_log = RoundLog(self.timeline.add)
             self._encode(self.task.sample(0))  # a prompt that cannot work is better found now
             self.judge.ready()
         except BaseException:
@@ -104,6 +112,7 @@ class Trainer:
                 self.view.step_done(self.progress.step, metrics)
             if self.run.newest_checkpoint() != self.run.checkpoints / f"step-{self.progress.step:06d}":
                 self._save()
+            self.timeline.close()
         except Interrupted as stop:
             self._save()
             raise Stopped(f"stopped after step {self.progress.step}; go on with: {self._go_on()}") from stop
@@ -118,7 +127,7 @@ class Trainer:
 
     def step(self) -> dict[str, float]:
         """One RL step."""
-        clock, before = Clock(), self.engine.stats.snapshot()
+        clock, before = Clock(self._on_part), self.engine.stats.snapshot()
         groups, cursor = self._collect(clock)
         speculation = self.engine.stats.since(before)
         with clock.part("update_actor"):
@@ -129,6 +138,7 @@ class Trainer:
         self.progress.step += 1
         self.progress.cursor = cursor
         self._write_samples(groups)
+        self._write_answers(groups)
         every = self.config.checkpoint.every
         with clock.part("save_checkpoint"):
             if every and self.progress.step % every == 0:
@@ -162,6 +172,7 @@ class Trainer:
             for k in range(samples)
         ]
         self.view.rollout_started(self.progress.step, len(requests))
+        self.round_log.step = self.progress.step + 1
         with clock.part("gen"):
             self.engine.submit(requests)
             while self.engine.unfinished:
@@ -173,6 +184,7 @@ class Trainer:
                 self._take(self.judge.collect(), groups)
                 self.view.rollout_progress(len(requests) - self.engine.unfinished, self.engine.stats.decoded_tokens)
                 self._stop_if_asked()
+        self.round_log.end()
         with clock.part("reward"):  # what is left of the last answers; the rest was judged meanwhile
             while self.judge.open:
                 self._take(self.judge.collect(block=True), groups)
@@ -240,9 +252,22 @@ class Trainer:
             rows.append(row | {"reward": group.rewards[first], "finish": group.completions[first].finish_reason})
         self.run.write_samples(rows)
 
+    def _write_answers(self, groups: list[Group]) -> None:
+        """Length, reward and worker of every answer: what the step's metrics are made of."""
+        pairs = [(len(g.completions[i].tokens), g.rewards[i]) for g in groups for i in sorted(g.completions)]
+        lengths, rewards = [list(column) for column in zip(*pairs, strict=True)]
+        row = {"step": self.progress.step, "lengths": lengths, "rewards": rewards, "workers": [0] * len(pairs)}
+        self.run.write_answers(row)
+
     def _save(self) -> None:
+        started, before = time.time(), time.perf_counter()
         self.progress.tuner = self.engine.tuner.state()
         self.run.save(self.model, self.tokenizer, self.learner, self.progress)
+        self.timeline.span(0, SAVE, started, time.perf_counter() - before, self.progress.step)
+
+    def _on_part(self, part: str, seconds: float) -> None:
+        if part in SPANS and seconds > SHORT:
+            self.timeline.span(0, SPANS[part], time.time() - seconds, seconds, self.progress.step + 1)
 
     def _go_on(self) -> str:
         return f"paceline train --resume {self.run.folder}"
@@ -261,9 +286,10 @@ class Trainer:
 
 
 class Clock:
-    """Where the time of a step went."""
+    """Where the time of a step went; `on_part` hears of each part when it is over."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_part: Callable[[str, float], None] | None = None) -> None:
+        self.on_part = on_part
         self.started = time.perf_counter()
         self.parts: dict[str, float] = {}
 
@@ -286,8 +312,10 @@ class _Part:
         self.started = time.perf_counter()
 
     def __exit__(self, *_: Any) -> None:
-        parts = self.clock.parts
-        parts[self.name] = parts.get(self.name, 0.0) + time.perf_counter() - self.started
+        seconds, parts = time.perf_counter() - self.started, self.clock.parts
+        parts[self.name] = parts.get(self.name, 0.0) + seconds
+        if self.clock.on_part:
+            self.clock.on_part(self.name, seconds)
 
 
 def describe(groups: list[Group], max_tokens: int) -> dict[str, float]:

@@ -4,6 +4,9 @@ moment leaves it usable: whole files are written aside and renamed, lines are ap
     RUN/config.yaml                  the resolved settings
     RUN/metrics.jsonl                one line per step
     RUN/samples.jsonl                some answers of each step
+    RUN/answers.jsonl                length, reward and worker of every answer
+    RUN/timeline.json                what every worker did when, as a Chrome trace
+    RUN/report.html                  all of it as a page
     RUN/tensorboard/
     RUN/rewards.log                  what reward functions printed
     RUN/checkpoints/step-000010/     the policy in Hugging Face form, and what is needed to go on
@@ -126,13 +129,16 @@ class Run:
                 ) from err
         for stale in self.checkpoints.glob(".*-*"):
             shutil.rmtree(stale, ignore_errors=True)
-        for name in ("metrics.jsonl", "samples.jsonl"):
+        for name in ("metrics.jsonl", "samples.jsonl", "answers.jsonl"):
             cut_lines(self.folder / name, progress.step)
         return progress
 
     def write_samples(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             append_line(self.folder / "samples.jsonl", row)
+
+    def write_answers(self, row: dict[str, Any]) -> None:
+        append_line(self.folder / "answers.jsonl", row)
 
     def _disk_error(self, err: Exception, what: str) -> RunError:
         newest = self.newest_checkpoint()

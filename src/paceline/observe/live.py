@@ -145,7 +145,7 @@ def sparkline(values: list[float], width: int = WIDTH) -> str:
     return "".join(BARS[1 + round((v - low) * scale)] for v in values)
 
 
-def summary(rows: list[dict[str, Any]], folder: str) -> Table:
+def summary(rows: list[dict[str, Any]], folder: str, report: str | None = None) -> Table:
     """What a run came to."""
     rewards = [row["critic/rewards/mean"] for row in rows]
     third = max(1, len(rewards) // 3)
@@ -164,4 +164,6 @@ def summary(rows: list[dict[str, Any]], folder: str) -> Table:
     split = ", ".join(f"{name} {median(f'timing_s/{key}'):.2f}" for key, (name, _) in PARTS.items())
     table.add_row("seconds per step", f"{median('timing_s/step'):.2f} (median): {split}")
     table.add_row("run", folder)
+    if report:
+        table.add_row("report", report)
     return table
