@@ -69,3 +69,20 @@ def test_killed_at_random_moments(undisturbed, tmp_path, kills):
     for step, row in after.items():
         for name in SAME:
             assert row[name] == pytest.approx(undisturbed[step][name], abs=1e-5), (step, name)
+
+
+def test_killed_between_a_checkpoint_and_its_line_in_the_log(undisturbed, tmp_path):
+    run = tmp_path / "run"
+    die = "MetricsLog.write = lambda self, step, metrics: step == 6 and os._exit(9) or write(self, step, metrics)"
+    code = (
+        f"import os, sys; from paceline.observe.metrics import MetricsLog; write = MetricsLog.write; {die}; "
+        "from paceline.cli import main; main()"
+    )
+    words = [*WORDS[1:], "steps=8", f"run_dir={run}"]
+    killed = subprocess.run([sys.executable, "-c", code, "train", *words], capture_output=True, text=True)
+    assert killed.returncode == 9, killed.stderr
+    assert (run / "checkpoints" / "step-000006").is_dir() and 6 not in read(run)
+    finish(start("--resume", str(run)))
+    for step, row in read(run).items():
+        assert [row[name] for name in SAME] == [undisturbed[step][name] for name in SAME]
+    assert set(read(run)) == set(range(1, 9))

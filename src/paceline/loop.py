@@ -139,11 +139,13 @@ class Trainer:
         self.progress.cursor = cursor
         self._write_samples(groups)
         self._write_answers(groups)
+        metrics = describe(groups, self.config.rollout.max_tokens) | speculation | metrics
+        self.progress.metrics = metrics | clock.metrics(groups)
         every = self.config.checkpoint.every
         with clock.part("save_checkpoint"):
             if every and self.progress.step % every == 0:
                 self._save()
-        return describe(groups, self.config.rollout.max_tokens) | speculation | metrics | clock.metrics(groups)
+        return metrics | clock.metrics(groups)
 
     def _collect(self, clock: Clock) -> tuple[list[Group], int]:
         """Roll out the step's prompts; with dynamic sampling, replace groups that teach nothing, a few times."""

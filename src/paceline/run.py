@@ -32,7 +32,7 @@ from paceline.errors import RunError, UserError
 from paceline.learn.learner import Learner
 from paceline.model import Decoder, save_model
 from paceline.model.tokenizer import Tokenizer
-from paceline.observe.metrics import append_line, cut_lines
+from paceline.observe.metrics import append_line, cut_lines, read_lines
 
 STATE, LEARNER = "state.json", "learner.safetensors"
 
@@ -49,6 +49,8 @@ class Progress:
     """Updates in a row that were not finite."""
     tuner: dict[str, Any] | None = None
     """What the engine has learned about strategies."""
+    metrics: dict[str, float] | None = None
+    """Of the last step, as far as they were known when it was saved: a kill may come before they are logged."""
 
 
 class Run:
@@ -131,6 +133,9 @@ class Run:
             shutil.rmtree(stale, ignore_errors=True)
         for name in ("metrics.jsonl", "samples.jsonl", "answers.jsonl"):
             cut_lines(self.folder / name, progress.step)
+        logged = read_lines(self.folder / "metrics.jsonl")
+        if progress.metrics and (not logged or logged[-1]["step"] < progress.step):
+            append_line(self.folder / "metrics.jsonl", {"step": progress.step} | progress.metrics)
         return progress
 
     def write_samples(self, rows: list[dict[str, Any]]) -> None:
