@@ -4,18 +4,20 @@ For each bucket of batch sizes and each strategy the tuner keeps the latest dura
 strategies it keeps how often a guess at each depth held, with old observations fading by the round, tried or not. The
 product is an estimate of speed for every strategy, and the best one runs. What has not been measured at a batch size is
 guessed from what it cost at the nearest size and from what others cost at this one, so that a few bad tries are enough
-to know that none pays; where guessing pays little, plain decoding is measured again and again. A small share of the
-time, `explore`, goes to strategies that have not been tried for long, so that no verdict is for ever. Decisions are a
-function of the past alone: a draft is never looked at before deciding whether to check it, which would change what is
-written.
+to know that none pays. A drafter that did not run has to catch up first, which is measured too, and has to pay before
+texts come to their longest. Where guessing pays little, plain decoding is measured again and again. A small share of
+the time, `explore`, goes to strategies that have not been tried for long, so that no verdict is for ever. Decisions are
+a function of the past alone: a draft is never looked at before deciding whether to check it, which would change what
+is written.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from math import inf
 from statistics import median
 from typing import Any
 
@@ -24,8 +26,10 @@ from paceline.draft.strategy import PLAIN, Strategy
 
 LATEST = 9  # durations that are kept; their median counts
 PATIENCE = 25  # rounds before a strategy is worth another look
+SELDOM = 16  # times as many before one that cannot win is
 HOLD = 3  # rounds for which a decision stands after the one it was made for
-MARGIN = 0.88  # guessing lets texts end at different times, which costs later what it does not show now
+HORIZON = 50  # rounds over which it must pay that a drafter has to catch up
+MARGIN = 0.8  # guessing lets texts end at different times, which costs later what it does not show now
 DOUBTFUL = 1.3  # a lead over plain decoding that may be an error
 REFRESH = 16  # rounds for which a duration of plain decoding is believed where the lead is doubtful
 
@@ -50,6 +54,16 @@ class Cost:
         return len(self.seconds) >= 3
 
 
+@dataclass(frozen=True)
+class Prospect:
+    """What lies ahead of a decision, as far as the engine knows."""
+
+    left: float = inf
+    """Tokens that the texts have left to their longest, on average: no round writes more."""
+    missed: Mapping[str, int] = field(default_factory=dict)
+    """Tokens that each drafter has to take in before its next guess, because it did not run."""
+
+
 @dataclass
 class Decision:
     size: int  # the bucket that it was made for
@@ -60,7 +74,13 @@ class Decision:
 
 
 class Tuner:
-    def __init__(self, strategies: list[Strategy], max_batch: int, explore: float = 0.02):
+    def __init__(
+        self,
+        strategies: list[Strategy],
+        max_batch: int,
+        explore: float = 0.02,
+        prospect: Callable[[], Prospect] = Prospect,
+    ):
         self.strategies = [PLAIN, *(s for s in strategies if not s.plain)]
         self.explore = explore
         self.sizes = sizes(max_batch)
@@ -69,6 +89,8 @@ class Tuner:
         self.explored = 0.0
         self._costs: dict[Strategy, dict[int, Cost]] = {s: {} for s in self.strategies}
         self._acceptance: dict[str, Acceptance] = {s.family: Acceptance() for s in self.strategies}
+        self._catching_up: dict[str, deque[float]] = {}  # seconds per missed token, by drafter
+        self._ask, self._prospect = prospect, Prospect()
         self._looks = 0
         self._now = Decision(0, PLAIN)
         self._next: Decision | None = None
@@ -96,6 +118,7 @@ class Tuner:
     def _decide(self, size: int) -> Decision:
         if len(self.strategies) == 1 or not self._costs[PLAIN]:
             return Decision(size, PLAIN)  # what all others are compared with
+        self._prospect = self._ask()
         best = max(self.strategies, key=lambda s: self._speed(size, s) * (1.0 if s.plain else MARGIN))
         if not best.plain and self._in_doubt(size, best):
             return Decision(size, PLAIN)
@@ -105,10 +128,18 @@ class Tuner:
         other = self._worth_a_look(size, best)
         return Decision(size, best, HOLD) if other is None else Decision(size, other, exploring=True)
 
-    def observe(self, batch: int, strategy: Strategy, seconds: float, accepted: list[int] | None, warm: bool) -> None:
+    def observe(
+        self,
+        batch: int,
+        strategy: Strategy,
+        seconds: float,
+        accepted: list[int] | None,
+        warm: bool,
+        made_up: int = 0,
+    ) -> None:
         """What a round took, and how many guesses held for each text. A strategy that is not the tuner's own, because
         somebody else chose, is ignored. The duration of a round that was not `warm` (a graph was captured, a drafter
-        caught up) says nothing about the next one."""
+        caught up) says nothing about the next one; if it was for `made_up` tokens alone, it says what those cost."""
         if strategy not in self._costs:
             return
         self.seconds += seconds
@@ -116,12 +147,17 @@ class Tuner:
             self.explored += seconds
         if warm:
             self._costs[strategy].setdefault(self.bucket(batch), Cost()).add(seconds, self.round)
+        elif made_up:
+            each = max(0.0, seconds - self._cost(self.bucket(batch), strategy)) / made_up
+            self._catching_up.setdefault(strategy.drafter, deque(maxlen=LATEST)).append(each)
         if accepted is not None:
             self._acceptance[strategy.family].observe(self.round, strategy.depth, accepted)
 
     def _in_doubt(self, size: int, best: Strategy) -> bool:
-        """Whether guessing pays so little that it may not pay at all, and what plain decoding takes is not well known.
-        To find out costs next to nothing: a plain round is hardly slower."""
+        """Whether what plain decoding takes is not known, or not well known where guessing pays so little that it may
+        not pay at all. To find out costs next to nothing: a plain round or two."""
+        if size not in self._costs[PLAIN]:
+            return True
         if self._speed(size, best) > DOUBTFUL * self._speed(size, PLAIN):
             return False
         return not self._sure(size, PLAIN) or self.round - self._costs[PLAIN][size].round > REFRESH
@@ -172,8 +208,16 @@ class Tuner:
         known = [(n, c.typical) for n, c in self._costs[strategy].items() if n != size]
         return min(known, key=lambda pair: abs(pair[0] - size), default=None)
 
-    def _speed(self, size: int, strategy: Strategy) -> float:
-        return self.tokens(strategy) / self._cost(size, strategy)
+    def _speed(self, size: int, strategy: Strategy, tokens: float | None = None) -> float:
+        """Tokens per second that a text can expect, until it ends or the decision is old."""
+        tokens = min(self.tokens(strategy) if tokens is None else tokens, max(1.0, self._prospect.left))
+        rounds = min(HORIZON, max(1.0, self._prospect.left / tokens))
+        return tokens / (self._cost(size, strategy) + self._entry(strategy) / rounds)
+
+    def _entry(self, strategy: Strategy) -> float:
+        """Seconds before its first round, for what its drafter has missed."""
+        known, missed = self._catching_up.get(strategy.drafter), self._prospect.missed.get(strategy.drafter, 0)
+        return missed * median(known) if known and missed else 0.0
 
     def tokens(self, strategy: Strategy) -> float:
         return self._acceptance[strategy.family].tokens(strategy.depth)
@@ -191,7 +235,13 @@ class Tuner:
         if left <= 0:
             return None
         most = left + 3 * self._cost(size, PLAIN)
-        stale = [s for s in self.strategies if s != best and age(s) >= PATIENCE and self._cost(size, s) <= most]
+
+        def due(s: Strategy) -> bool:
+            # Where even perfect guesses would lose, only what a round costs could change the verdict.
+            hopeless = self._speed(size, s, 1 + s.depth) < self._speed(size, best)
+            return age(s) >= PATIENCE * (SELDOM if hopeless else 1)
+
+        stale = [s for s in self.strategies if s != best and self._cost(size, s) + self._entry(s) <= most and due(s)]
         if not stale:
             return None
         self._looks += 1
@@ -210,6 +260,7 @@ class Tuner:
                 for s, by_size in self._costs.items()
                 for n, c in sorted(by_size.items())
             ],
+            "catching_up": {drafter: list(each) for drafter, each in self._catching_up.items()},
             "acceptance": {family: asdict(a) for family, a in self._acceptance.items()},
         }
 
@@ -220,6 +271,8 @@ class Tuner:
             strategy = Strategy.parse(entry["strategy"])
             if strategy in self.strategies and entry["batch"] in self.sizes:
                 self._costs[strategy][entry["batch"]] = Cost(entry["seconds"], entry["round"])
+        for drafter, each in state["catching_up"].items():
+            self._catching_up[drafter] = deque(each, maxlen=LATEST)
         for family, entry in state["acceptance"].items():
             if family in self._acceptance:
                 self._acceptance[family] = Acceptance(**entry)

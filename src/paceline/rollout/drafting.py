@@ -44,6 +44,11 @@ class NeuralDrafting:
         """Entries that the request lacking most lacks, the one of its last token included."""
         return int((self.rows.context[:count] - self.rows.drafted[:count]).max()) + 1
 
+    def missed(self, count: int) -> int:
+        """Entries that all requests lack together and that can be made up, beyond what a round makes anyway."""
+        lacking = self.rows.context[:count] - self.rows.drafted[:count] + 1
+        return int(lacking[lacking > self.step].clip(max=self.ring.window).sum())
+
     def skip(self, count: int) -> None:
         """Give up on missing entries that lie further back than features are kept, and on all before them."""
         rows = self.rows

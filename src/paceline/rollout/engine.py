@@ -13,7 +13,7 @@ import torch
 from paceline.draft.drafter import Drafter
 from paceline.draft.neural import NeuralDrafter
 from paceline.draft.strategy import NEURAL, Strategy, default_strategies
-from paceline.draft.tuner import Tuner
+from paceline.draft.tuner import Prospect, Tuner
 from paceline.errors import UserError
 from paceline.model.decoder import Decoder
 from paceline.rollout.drafting import NeuralDrafting
@@ -70,7 +70,7 @@ class Engine:
         names = [*self.drafters, *([NEURAL] if neural else [])]
         self.strategies = list(default_strategies(names) if strategies is None else strategies)
         self._check_strategies(names)
-        self.tuner = Tuner(self.strategies, s.max_batch, s.explore)
+        self.tuner = Tuner(self.strategies, s.max_batch, s.explore, self._prospect)
         self.choose: Callable[[int], Strategy] = self.tuner.choose
         """Picks the strategy of a round from the number of running requests."""
 
@@ -159,21 +159,30 @@ class Engine:
             return done
         batch = len(self.scheduler.running)
         strategy = self.choose(batch)
-        before = self._oddities
+        captured, caught_up, missed = self._captured, self.runner.catch_ups, self.runner.missed(batch)
         drawn = self._plain() if strategy.plain else self._speculate(strategy)
         batch = len(drawn.held)  # reserving pages may have paused some
         done, written = self._advance(0, drawn, fed=True)
         seconds = time.perf_counter() - started
         accepted = None if strategy.plain else [c - 1 for c in drawn.held]
-        self.tuner.observe(batch, strategy, seconds, accepted, self._oddities == before)
+        # What makes a round take longer than the next one will: a captured graph, a drafter that catches up.
+        new, made_up = self._captured > captured, self.runner.catch_ups > caught_up
+        warm = not new and not made_up
+        self.tuner.observe(batch, strategy, seconds, accepted, warm, missed if made_up and not new else 0)
         self._count(strategy, seconds, batch, written, accepted)
         self._note(started, seconds, batch, str(strategy), written)
         return done
 
+    def _prospect(self) -> Prospect:
+        count, rows = len(self.scheduler.running), self.rows
+        if not count:
+            return Prospect()
+        left = (rows.ends[:count] - rows.context[:count]).mean() - 1  # the last token is on its way
+        return Prospect(float(left), {NEURAL: self.runner.missed(count)})
+
     @property
-    def _oddities(self) -> int:
-        """What makes a round take longer than the next one will: captured graphs, a drafter that catches up."""
-        return self.runner.catch_ups + (self.graphs.captured if self.graphs else 0)
+    def _captured(self) -> int:
+        return self.graphs.captured if self.graphs else 0
 
     def _count(self, strategy: Strategy, seconds: float, batch: int, written: int, accepted: list[int] | None) -> None:
         stats = self.stats

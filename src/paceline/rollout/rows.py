@@ -43,12 +43,14 @@ class Rows:
         self.token, self.context, self.table = ints[:, TOKEN], ints[:, CONTEXT], ints[:, TABLE:]
         self.min_left, self.slot = ints[:, MIN_LEFT], ints[:, SLOT]
         self.drafted, self.start = ints[:, DRAFTED], ints[:, START]
+        self.ends = np.zeros(capacity, np.int64)  # tokens of the longest that each can become; the device need not know
         self._ints, self._floats = ints, ints.view(np.float32)
         self._keys = ints[:, KEY : KEY + 2].view(np.int64)[:, 0]
         self._ints[:, BANNED:TABLE] = -1
 
     def put(self, row: int, seq: Sequence) -> None:
         s = seq.request.sampling
+        self.ends[row] = len(seq.request.prompt) + s.max_tokens
         self.token[row] = seq.tokens[-1]
         self.context[row] = len(seq.tokens)
         self._keys[row] = seq.key
@@ -65,6 +67,7 @@ class Rows:
 
     def drop(self, row: int, last: int) -> None:
         """Forget a row; the last one takes its place."""
+        self.ends[row] = self.ends[last]
         self._ints[row] = self._ints[last]
         self._ints[last] = 0
         self._ints[last, BANNED:TABLE] = -1

@@ -137,6 +137,10 @@ class Runner:
             self._attention = DecodeAttention(self.pool, rows.table, rows.context, self.model.config.heads)
         return self._attention
 
+    def missed(self, count: int) -> int:
+        """Tokens of the first `count` rows that the neural drafter has to make up for before it can guess."""
+        return self.neural.missed(count) if self.neural else 0
+
     def propose(self, count: int, strategy: Strategy) -> None:
         """Let the neural drafter guess for the first `count` rows. What it missed while it was off is made up first."""
         neural = self.neural
