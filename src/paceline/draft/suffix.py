@@ -25,7 +25,7 @@ from paceline.draft.strategy import MAX_NODES, Strategy
 
 GRAMS = (4, 2, 1)  # down to one token: to check a poor guess costs no more than to check none
 WAYS = 4  # occurrences that are remembered of each run, late ones mostly
-MULTIPLIER = 0x9E3779B1  # of a run's key, a polynomial in its tokens: arrays and single runs get the same low bits
+MULTIPLIER = 0x3A8F  # of a run's key; small, so that the keys of most vocabularies are small integers to Python
 LATE = 32  # tokens; a text that is further ahead of what is known of it is taken in before its guess
 
 
@@ -232,7 +232,8 @@ class SuffixDrafter(Drafter):
 
 
 def _key(run: list[int]) -> int:
-    key = 0
-    for token in run:
-        key = key * MULTIPLIER + token
-    return key
+    """Of 4, 2 or 1 tokens: a polynomial, written out because it is asked for all the time."""
+    if len(run) == 4:
+        a, b, c, d = run
+        return ((a * MULTIPLIER + b) * MULTIPLIER + c) * MULTIPLIER + d
+    return run[0] * MULTIPLIER + run[1] if len(run) == 2 else run[0]

@@ -19,6 +19,7 @@ from paceline.rollout.sampling import race_dtype
 
 Round = RoundAttention | PagedRound
 LONG = 64  # entries per request and pass when the drafter was off for long
+RECENT = 40  # that are made up on a CPU, where each takes its time; guesses from these hold nearly as often
 
 
 class NeuralDrafting:
@@ -27,6 +28,7 @@ class NeuralDrafting:
         self.step = max((s.depth for s in strategies), default=0) + 1  # most entries that a round leaves behind
         window, weight = drafter.shape.window, drafter.fc
         assert window >= self.step, "a window holds at least what one round can write"
+        self.reach = ring.window if weight.is_cuda else min(RECENT, ring.window)
         self.long = min(LONG, window)
         guesses = max((s.depth * s.width for s in strategies), default=0)
         room = max(self.long, self.step + guesses)
@@ -47,12 +49,12 @@ class NeuralDrafting:
     def missed(self, count: int) -> int:
         """Entries that all requests lack together and that can be made up, beyond what a round makes anyway."""
         lacking = self.rows.context[:count] - self.rows.drafted[:count] + 1
-        return int(lacking[lacking > self.step].clip(max=self.ring.window).sum())
+        return int(lacking[lacking > self.step].clip(max=self.reach).sum())
 
     def skip(self, count: int) -> None:
-        """Give up on missing entries that lie further back than features are kept, and on all before them."""
+        """Give up on missing entries that lie further back than it reaches, and on all before them."""
         rows = self.rows
-        oldest = rows.context[:count] - self.ring.window + 2  # an entry needs the features of the place before it
+        oldest = rows.context[:count] - self.reach + 2  # an entry needs the features of the place before it
         behind = rows.drafted[:count] < oldest
         rows.drafted[:count][behind] = oldest[behind]
         rows.start[:count][behind] = oldest[behind]

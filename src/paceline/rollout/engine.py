@@ -159,7 +159,8 @@ class Engine:
             return done
         batch = len(self.scheduler.running)
         strategy = self.choose(batch)
-        captured, caught_up, missed = self._captured, self.runner.catch_ups, self.runner.missed(batch)
+        captured, caught_up = self._captured, self.runner.catch_ups
+        missed = self.runner.missed(batch) if strategy.drafter == NEURAL else 0
         drawn = self._plain() if strategy.plain else self._speculate(strategy)
         batch = len(drawn.held)  # reserving pages may have paused some
         done, written = self._advance(0, drawn, fed=True)
