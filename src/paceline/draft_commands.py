@@ -121,6 +121,8 @@ def examine(
         engine.step()
         for seq in alive:
             gained = seq.generated - before[seq.request.id]
+            if not gained:  # others were admitted
+                continue
             reached.update(range(min(gained, DEPTH)))
             held.update(range(gained - 1))
             place = next(i for i, end in enumerate(POSITIONS) if before[seq.request.id] < end)
