@@ -1,0 +1,1 @@
+"""Training the drafter in spare time, on the answers that were just written."""

@@ -1,0 +1,230 @@
+"""The coordinator among workers that are slow, die at any moment, and whose messages come late."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.cluster.coordinator import (
+    Assign,
+    Done,
+    Gave,
+    Joined,
+    Load,
+    Lost,
+    Order,
+    Release,
+    Report,
+    Status,
+    Step,
+    Stop,
+    Train,
+    decide,
+)
+
+
+class Worker:
+    """One life of a worker: orders reach it in order and late, and so do its reports."""
+
+    def __init__(self, number: int, life: int):
+        self.number, self.life = number, life
+        self.orders: deque[Order] = deque()
+        self.reports: deque[Report] = deque([Joined(number, life)])
+        self.waiting: list[int] = []
+        self.running: list[int] = []
+        self.training = False
+
+    def act(self, slots: int) -> None:
+        """Obey the next order, or else begin, finish or just go on."""
+        if self.orders:
+            self._obey(self.orders.popleft())
+        elif self.waiting and len(self.running) < slots:
+            self.running.append(self.waiting.pop(0))
+            self.reports.append(Load(self.number, self.life, len(self.waiting)))
+        elif self.running:
+            self.reports.append(Done(self.number, self.life, self.running.pop(0)))
+
+    def _obey(self, order: Order) -> None:
+        if isinstance(order, Assign):
+            assert not set(order.requests) & {*self.waiting, *self.running}
+            self.waiting += order.requests
+            self.training = False
+            self.reports.append(Load(self.number, self.life, len(self.waiting)))
+        elif isinstance(order, Release):
+            given_up = tuple(self.waiting[len(self.waiting) - min(order.count, len(self.waiting)) :])
+            self.waiting = self.waiting[: len(self.waiting) - len(given_up)]
+            self.reports.append(Gave(self.number, self.life, given_up))
+            self.reports.append(Load(self.number, self.life, len(self.waiting)))
+        else:
+            self.training = isinstance(order, Train)
+
+
+class Cluster:
+    def __init__(self, workers: int, requests: int, slots: int):
+        self.step, self.slots = Step(workers, {r: 1.0 + r % 5 for r in range(requests)}), slots
+        self.workers: list[Worker | None] = [Worker(w, 1) for w in range(workers)]
+        self.lives = [1] * workers
+        self.late: list[Report] = []  # of former lives, still on their way
+        self.finished: list[int] = []
+
+    def deliver(self, report: Report) -> None:
+        if self.step.take(report) and isinstance(report, Done):
+            self.finished.append(report.request)
+        self.check_books()
+        orders = decide(self.step)
+        for order in orders:
+            assert order.reason
+            self.step.note(order)
+            worker = self.workers[order.worker]
+            if worker is not None and worker.life == self.step.desks[order.worker].life:
+                worker.orders.append(order)
+        self.check_books()
+        self.check_nobody_trains_who_could_decode()
+
+    def check_books(self) -> None:
+        held = [r for d in self.step.desks for r in d.holds]
+        assert len(held) == len(set(held)), "nobody decodes what another one does"
+        places = sorted([*held, *self.step.free, *self.step.done])
+        assert places == sorted(self.step.expected), "every request is in exactly one place"
+        assert len(self.finished) == len(set(self.finished))
+
+    def check_nobody_trains_who_could_decode(self) -> None:
+        training = [d for d in self.step.desks if d.status is Status.TRAINING]
+        if training:
+            assert not self.step.free and len(self.step.done) < len(self.step.expected)
+            assert not any(d.waiting and d.asked is None for d in self.step.desks if d.status is Status.BUSY)
+
+    def kill(self, number: int) -> None:
+        worker = self.workers[number]
+        if worker is not None:
+            self.late += worker.reports
+            self.workers[number] = None
+            self.deliver(Lost(number, worker.life))
+
+    def restart(self, number: int) -> None:
+        if self.workers[number] is None:
+            self.lives[number] += 1
+            self.workers[number] = Worker(number, self.lives[number])
+
+    def event(self, kind: str, number: int) -> None:
+        number %= len(self.workers)
+        worker = self.workers[number]
+        if kind == "kill":
+            self.kill(number)
+        elif kind == "restart":
+            self.restart(number)
+        elif kind == "late" and self.late:
+            self.deliver(self.late.pop(number % len(self.late)))
+        elif worker is not None and kind == "act":
+            worker.act(self.slots)
+        elif worker is not None and worker.reports and kind == "report":
+            self.deliver(worker.reports.popleft())
+
+    def settle(self) -> int:
+        """Let everything that is on its way arrive, with no more losses -> how many events that took."""
+        for number in range(len(self.workers)):
+            self.restart(number)
+        events = 0
+        while not self.step.over or any(w and (w.orders or w.reports) for w in self.workers):
+            for number in range(len(self.workers)):
+                for kind in ("act", "report", "late"):
+                    self.event(kind, number)
+                    events += 1
+            assert events < 2000 * (1 + len(self.step.expected)), "it comes to rest"
+        return events
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["act", "act", "report", "report", "late", "kill", "restart"]), st.integers(0, 7)),
+    max_size=60,
+)
+
+
+def play(workers: int, requests: int, slots: int, events: list[tuple[str, int]]) -> None:
+    cluster = Cluster(workers, requests, slots)
+    for kind, number in events:
+        cluster.event(kind, number)
+    cluster.settle()
+    assert sorted(cluster.finished) == list(range(requests)), "every request ends exactly once"
+    assert decide(cluster.step) == [] and not any(w and w.training for w in cluster.workers)
+
+
+@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(1, 4), st.integers(1, 12), st.integers(1, 3), EVENTS)
+def test_any_sequence_of_reports_losses_and_late_messages(workers, requests, slots, events):
+    play(workers, requests, slots, events)
+
+
+@pytest.mark.soak
+@settings(max_examples=12_000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(1, 4), st.integers(1, 12), st.integers(1, 3), EVENTS)
+def test_any_sequence_at_length(workers, requests, slots, events):
+    play(workers, requests, slots, events)
+
+
+def joined(workers: int, expected: dict[int, float]) -> Step:
+    step = Step(workers, expected)
+    for worker in range(workers):
+        step.take(Joined(worker, 1))
+    return step
+
+
+def carry_out(step: Step, train: bool = True) -> list[Order]:
+    orders = decide(step, train)
+    for order in orders:
+        step.note(order)
+    return orders
+
+
+def test_long_answers_are_dealt_apart():
+    step = joined(2, {0: 100, 1: 90, 2: 10, 3: 10, 4: 5})
+    carry_out(step)
+    loads = [sum(step.expected[r] for r in d.holds) for d in step.desks]
+    assert max(loads) <= 110 and {0, 1}.isdisjoint(step.desks[0].holds & step.desks[1].holds)
+    assert not {0, 1} <= step.desks[0].holds
+
+
+def test_who_runs_dry_takes_from_the_most_loaded_and_then_trains():
+    step = joined(3, dict.fromkeys(range(9), 1.0))
+    carry_out(step)
+    for request in list(step.desks[0].holds):
+        step.take(Done(0, 1, request))
+    step.take(Load(1, 1, 1))
+    step.take(Load(2, 1, 2))
+    (release,) = carry_out(step)
+    assert release == Release(2, release.reason, 1, 0) and "worker 0" in release.reason
+    assert carry_out(step) == [], "it waits for the answer, and nobody is asked twice"
+    given_up = min(step.desks[2].holds)
+    step.take(Gave(2, 1, (given_up,)))
+    (assign,) = carry_out(step)
+    assert isinstance(assign, Assign) and assign.requests == (given_up,) and step.desks[0].status is Status.BUSY
+    step.take(Load(1, 1, 0))
+    step.take(Done(0, 1, given_up))
+    (train,) = carry_out(step)
+    assert isinstance(train, Train) and step.desks[0].status is Status.TRAINING
+
+
+def test_training_ends_with_the_last_answer_and_never_begins_without_a_drafter():
+    step = joined(2, {0: 1.0, 1: 1.0})
+    carry_out(step)
+    first, second = min(step.desks[0].holds), min(step.desks[1].holds)
+    step.take(Done(0, 1, first))
+    assert decide(step, train=False) == []
+    assert [type(o) for o in carry_out(step)] == [Train]
+    step.take(Done(1, 1, second))
+    assert not step.over
+    assert [type(o) for o in carry_out(step)] == [Stop] and step.over
+
+
+def test_a_former_life_is_not_believed():
+    step = joined(1, {0: 1.0})
+    carry_out(step)
+    step.take(Lost(0, 1))
+    assert step.desks[0].status is Status.LOST and decide(step) == []
+    assert not step.take(Done(0, 1, 0)) and not step.take(Joined(0, 1))
+    assert step.take(Joined(0, 2))
+    assert [o.requests for o in carry_out(step) if isinstance(o, Assign)] == [(0,)]
+    assert not step.take(Done(0, 1, 0)) and step.take(Done(0, 2, 0)) and step.over
