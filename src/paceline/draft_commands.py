@@ -17,7 +17,7 @@ from paceline.build import choose_device, find_drafter, make_sampling
 from paceline.config import Config, load_config
 from paceline.draft.neural import DrafterShape, NeuralDrafter, load_drafter, save_drafter
 from paceline.draft.strategy import Strategy
-from paceline.draft.training import DrafterTrainer, Loss, TrainSettings, batches
+from paceline.draft.training import DrafterTrainer, Loss, TrainSettings, batches, read_texts
 from paceline.errors import UserError
 from paceline.model import Decoder, load_model
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
@@ -66,7 +66,7 @@ def train_command(
     while (elapsed := time.perf_counter() - started) < limit:
         for batch in batches(texts, trainer.settings.batch_tokens, shuffle):
             elapsed = time.perf_counter() - started
-            value, agree = trainer.step(batch, min(1.0, elapsed / limit))
+            value, agree = trainer.step(read_texts(drafter, batch), min(1.0, elapsed / limit))
             seen += sum(len(t) for t, _ in batch)
             if time.perf_counter() - shown > max(2.0, limit / 20):
                 shown = time.perf_counter()

@@ -70,7 +70,7 @@ def test_learns_a_policy_whose_next_token_is_known():
     trainer = DrafterTrainer(drafter, TrainSettings(lr=5e-3, batch_tokens=600, runs=3))
     for _ in range(12):
         for batch in batches(answers, 600, dice.shuffle):
-            _, agree = trainer.step(batch)
+            _, agree = trainer.step(read_texts(drafter, batch))
     assert min(agree) > 0.95
     trainer.publish()
     assert torch.equal(drafter.fc, trainer.copy.fc)
@@ -102,5 +102,5 @@ def test_both_losses_go_down(loss):
     dice = random.Random(0)
     answers = [([dice.randrange(128) for _ in range(60)], 3) for _ in range(8)]
     trainer = DrafterTrainer(drafter, TrainSettings(lr=5e-3, loss=loss, runs=2, warmup=1))
-    values = [trainer.step(answers)[0] for _ in range(30)]
+    values = [trainer.step(read_texts(drafter, answers))[0] for _ in range(30)]
     assert values[-1] < 0.9 * values[0]

@@ -8,7 +8,8 @@ stand for its own guesses on the way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -102,10 +103,9 @@ def _back(x: Tensor, places: int) -> Tensor:
     return x if places == 0 else F.pad(x, (0, 0) * (x.dim() - 1) + (places, 0))[: len(x)]
 
 
-def unrolled_loss(
-    drafter: NeuralDrafter, texts: Texts, runs: int, loss: Loss, discount: float = 0.9
-) -> tuple[Tensor, list[float]]:
-    """The loss over `runs` guesses in a row, and for each how often the likeliest token is the policy's likeliest."""
+def _unroll(drafter: NeuralDrafter, texts: Texts, runs: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For each guess in a row: the places [N] at which it counts, and there the drafter's logits and the policy's
+    probabilities."""
     policy, dtype = drafter.policy, drafter.fc.dtype
     attention = UnrolledAttention(texts.place, drafter.shape.window)
     hidden = drafter.fuse(_back(texts.features, 1).masked_fill(texts.place[:, None] == 0, 0).to(dtype))
@@ -113,18 +113,40 @@ def unrolled_loss(
         wanted = policy.logits(texts.hidden).float()
         if drafter.vocab is not None:
             wanted = wanted[:, drafter.vocab]
-        target, best = wanted.softmax(-1), wanted.argmax(-1)
-    total, weight = torch.zeros((), device=hidden.device), 0.0
-    agree = []
+        target = wanted.softmax(-1)
     for run in range(runs):
         out = drafter(texts.tokens, hidden, texts.place, attention)
         counts = texts.learn & (texts.place >= run)
-        logits = drafter.logits(out[counts]).float()
-        value = _distance(logits, target[counts], loss)
-        total, weight = total + discount**run * value, weight + discount**run
-        agree.append(float((logits.argmax(-1) == best[counts]).float().mean()))
+        yield counts, drafter.logits(out[counts]).float(), target[counts]
         hidden = _back(out, 1)
+
+
+def unrolled_loss(
+    drafter: NeuralDrafter, texts: Texts, runs: int, loss: Loss, discount: float = 0.9
+) -> tuple[Tensor, list[float]]:
+    """The loss over `runs` guesses in a row, and for each how often the likeliest token is the policy's likeliest."""
+    total, weight = torch.zeros((), device=texts.tokens.device), 0.0
+    agree = []
+    for run, (_, logits, target) in enumerate(_unroll(drafter, texts, runs)):
+        total, weight = total + discount**run * _distance(logits, target, loss), weight + discount**run
+        agree.append(float((logits.argmax(-1) == target.argmax(-1)).float().mean()))
     return total / weight, agree
+
+
+@torch.no_grad()
+def expected_accept_length(drafter: NeuralDrafter, texts: Texts, runs: int) -> float:
+    """Tokens per check with chains of `runs` guesses, if guesses are accepted as often as the best possible test does:
+    what decides between two drafters without decoding anything."""
+    starts, written = 0.0, 0.0
+    alive = torch.zeros(len(texts.tokens), device=texts.tokens.device)
+    for run, (counts, logits, target) in enumerate(_unroll(drafter, texts, runs)):
+        holds = torch.zeros_like(alive)
+        holds[counts] = torch.minimum(logits.softmax(-1), target).sum(-1)
+        # A guess is reached if the one before it, one place back, held; none follows the end of a text.
+        alive = holds if run == 0 else _back(alive, 1) * holds
+        starts = starts or float(counts.sum())
+        written += float(alive.sum())
+    return 1.0 + written / max(1.0, starts)
 
 
 def _distance(logits: Tensor, target: Tensor, loss: Loss) -> Tensor:
@@ -156,26 +178,27 @@ class DrafterTrainer:
         self.optimizer = torch.optim.AdamW(self._masters, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
         self.steps = 0
 
-    def step(self, answers: list[tuple[list[int], int]], progress: float = 0.0) -> tuple[float, list[float]]:
-        """One update on these answers; `progress` from 0 to 1 lowers the rate."""
+    def step(self, texts: Texts, progress: float = 0.0) -> tuple[float, list[float]]:
+        """One update on these texts; `progress` from 0 to 1 lowers the rate. What is not finite changes nothing."""
         s = self.settings
         rate = s.lr * min(1.0, (self.steps + 1) / s.warmup) * (1.0 - 0.9 * progress)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        texts = read_texts(self.drafter, answers)
         with torch.enable_grad():
             loss, agree = unrolled_loss(self.copy, texts, s.runs, s.loss)
             loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.copy.parameters(), 1.0)
-        self._update()
-        self.steps += 1
-        return float(loss.detach()), agree
+        norm = torch.nn.utils.clip_grad_norm_(self.copy.parameters(), 1.0)
+        value = float(loss.detach())
+        if math.isfinite(value) and math.isfinite(float(norm)):
+            self._update()
+            self.steps += 1
+        self.copy.zero_grad()
+        return value, agree
 
     @torch.no_grad()
     def _update(self) -> None:
         for weight, master in zip(self.copy.parameters(), self._masters, strict=True):
             master.grad = None if weight.grad is None else weight.grad.float()
-            weight.grad = None
         self.optimizer.step()
         for weight, master in zip(self.copy.parameters(), self._masters, strict=True):
             weight.copy_(master)

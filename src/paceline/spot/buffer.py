@@ -84,20 +84,20 @@ class SpotBuffer:
         self._new.append(sample)
         self.bytes += sample.bytes
 
-    def packed(self, tokens: int, dice: random.Random) -> Iterator[list[Sample]]:
-        """Everything once, in an order drawn anew, in packs of at most so many tokens; a longer answer goes alone."""
-        order = self.samples
-        dice.shuffle(order)
-        pack: list[Sample] = []
-        size = 0
-        for sample in order:
-            if pack and size + len(sample) > tokens:
-                yield pack
-                pack, size = [], 0
-            pack.append(sample)
-            size += len(sample)
-        if pack:
+
+def packed(samples: list[Sample], tokens: int, dice: random.Random) -> Iterator[list[Sample]]:
+    """All of them once, in an order drawn anew, in packs of at most so many tokens; a longer answer goes alone."""
+    order = dice.sample(samples, len(samples))
+    pack: list[Sample] = []
+    size = 0
+    for sample in order:
+        if pack and size + len(sample) > tokens:
             yield pack
+            pack, size = [], 0
+        pack.append(sample)
+        size += len(sample)
+    if pack:
+        yield pack
 
 
 def sample_of(tokens: list[int], prompt: int, features: Tensor, hidden: Tensor) -> Sample:

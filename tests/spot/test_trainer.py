@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from paceline.draft.neural import DrafterShape, NeuralDrafter
+from paceline.draft.training import TrainSettings, expected_accept_length, read_texts
+from paceline.spot.buffer import SpotBuffer, sample_of
+from paceline.spot.trainer import SpotSettings, SpotTrainer, texts_of
+
+from ..draft.test_training import counting_policy
+
+FAST = TrainSettings(lr=5e-3, runs=3, warmup=1)
+
+
+def counted(drafter: NeuralDrafter, count: int, seed: int = 0, prompt: int = 4):
+    """Answers of a policy that counts, with its features."""
+    dice = random.Random(seed)
+    for _ in range(count):
+        start, length = dice.randrange(48), dice.randint(12, 40)
+        tokens = [(start + i) % 48 for i in range(length)]
+        texts = read_texts(drafter, [(tokens, prompt)])
+        yield sample_of(tokens, prompt, texts.features, texts.hidden)
+
+
+@pytest.fixture
+def spot() -> SpotTrainer:
+    drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
+    buffer = SpotBuffer(2**24)
+    for sample in counted(drafter, 60):
+        buffer.put(sample)
+    return SpotTrainer(drafter, buffer, FAST)
+
+
+def rounds(count: int):
+    """Go on for so many steps."""
+    left = itertools.chain([True] * count, itertools.repeat(False))
+    return lambda: next(left)
+
+
+def test_what_the_buffer_gives_back_is_what_the_policy_thought(spot):
+    samples = spot.buffer.samples[:5]
+    again = read_texts(spot.drafter, [(s.tokens.tolist(), s.prompt) for s in samples])
+    texts = texts_of(samples, spot.drafter)
+    for name in ("tokens", "place", "features", "hidden", "learn"):
+        torch.testing.assert_close(getattr(texts, name), getattr(again, name))
+
+
+def test_learns_a_policy_whose_next_token_is_known_and_publishes_it(spot):
+    """Off by one anywhere between tokens and features, and the right guess could not be known."""
+    before = spot.judge()
+    spell = spot.train(rounds(120))
+    old, new = spot.judge()
+    assert before[0] == old < 1.5 and new > 3.5, "of at most four tokens per check"
+    assert spell.steps == 120 and spell.tokens > 0 and spell.loss < 1
+    untouched = spot.drafter.fc.clone()
+    assert spot.publish() and spot.version == 1
+    assert not torch.equal(spot.drafter.fc, untouched)
+    assert spot.judge()[0] == pytest.approx(new)
+    assert not spot.publish() and spot.version == 1, "nothing was trained since"
+
+
+def test_training_does_not_touch_the_drafter_that_guesses(spot):
+    before = {k: v.clone() for k, v in spot.drafter.state_dict().items()}
+    spot.train(rounds(6))
+    assert all(torch.equal(v, before[k]) for k, v in spot.drafter.state_dict().items())
+
+
+def test_a_worse_drafter_is_not_published():
+    drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
+    buffer = SpotBuffer(2**24)
+    for sample in counted(drafter, 60):
+        buffer.put(sample)
+    good = SpotTrainer(drafter, buffer, FAST)
+    good.train(rounds(160))
+    assert good.publish()
+    best = drafter.fc.clone()
+    bad = SpotTrainer(drafter, buffer, TrainSettings(lr=3.0, runs=3, warmup=1))
+    bad.train(rounds(10))
+    old, new = bad.judge()
+    assert new < old and not bad.publish() and bad.version == 0
+    assert torch.equal(drafter.fc, best)
+    assert bad.judge()[1] == pytest.approx(old), "and training goes on from the last version"
+
+
+def test_a_loss_that_is_not_finite_is_thrown_away(spot):
+    for sample in spot.buffer.samples:
+        sample.features.fill_(float("nan"))
+    before = spot._trainer.copy.fc.clone()
+    spell = spot.train(rounds(4))
+    assert spell.steps == 0 and spell.thrown_away == 4
+    assert torch.equal(spot._trainer.copy.fc, before) and not spot.publish()
+
+
+def test_nothing_to_learn_from_ends_training_at_once():
+    drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
+    spell = SpotTrainer(drafter, SpotBuffer(2**20), FAST).train(lambda: True)
+    assert spell.steps == 0 and spell.seconds == 0
+
+
+def test_steps_come_to_take_the_time_that_is_set(spot):
+    """A machine whose clock goes by tokens: 1,000 a second, and a tenth of a second per step on top."""
+    now, sizes = 0.0, []
+    step = spot._trainer.step
+
+    def slow(texts, progress=0.0):
+        nonlocal now
+        now += 0.1 + len(texts.tokens) / 1000
+        sizes.append(len(texts.tokens))
+        return step(texts, progress)
+
+    spot._trainer.step, spot._clock, spot.settings = slow, lambda: now, SpotSettings(step_s=0.35)
+    spot.train(rounds(60))
+    assert 180 <= sum(sizes[-10:]) / 10 <= 260, "0.35 s are 250 tokens, less what does not fit a pack"
+    assert max(0.1 + n / 1000 for n in sizes[5:]) < 0.5
+
+
+def test_expected_accept_length_of_a_drafter_that_knows_and_of_one_that_does_not(spot):
+    texts = texts_of(spot.buffer.samples, spot.drafter)
+    guess = 1 + sum((1 / 48) ** k for k in (1, 2, 3))
+    spot.drafter.norm.data.zero_()  # every token is as likely as any other
+    assert expected_accept_length(spot.drafter, texts, 3) == pytest.approx(guess, abs=0.02)
