@@ -8,7 +8,7 @@ import torch
 
 from paceline.config import Config
 from paceline.draft.drafter import Drafter
-from paceline.draft.neural import NeuralDrafter, load_drafter
+from paceline.draft.neural import DrafterShape, NeuralDrafter, load_drafter
 from paceline.draft.strategy import Strategy
 from paceline.draft.suffix import SuffixDrafter
 from paceline.errors import UserError
@@ -17,6 +17,7 @@ from paceline.model.checkpoint import find_model
 from paceline.rollout import Engine, EngineSettings, Sampling
 from paceline.rollout.stops import Decode
 
+NEW_WINDOW = 128  # tokens that a drafter looks back on which begins untrained
 DRAFTER = "drafter"  # folder beside a model's weights that holds its drafter
 
 
@@ -61,8 +62,8 @@ def engine_settings(config: Config, device: torch.device) -> EngineSettings:
     )
 
 
-def make_engine(model: Decoder, config: Config, decode: Decode | None) -> Engine:
-    """An engine as the settings want it, with the drafters that there are."""
+def make_engine(model: Decoder, config: Config, decode: Decode | None, trained: Path | None = None) -> Engine:
+    """An engine as the settings want it, with the drafters that there are; `trained` is where the run has its own."""
     s, settings = config.speculation, engine_settings(config, model.device)
     if s.mode == "plain":
         return Engine(model, settings, decode)
@@ -70,11 +71,20 @@ def make_engine(model: Decoder, config: Config, decode: Decode | None) -> Engine
     if s.suffix:
         longest = min(settings.max_length or model.config.max_positions, model.config.max_positions)
         drafters.append(SuffixDrafter(settings.max_batch, longest, int(s.suffix_mb * 2**20)))
-    neural = find_drafter(s.drafter, config.model.path)
+    neural = _make_drafter(model, config, trained)
     if neural is not None:
-        drafters.append(load_drafter(neural, model))
+        drafters.append(neural)
     strategies = None if s.strategies is None else [Strategy.parse(text) for text in s.strategies]
     return Engine(model, settings, decode, drafters, strategies)
+
+
+def _make_drafter(model: Decoder, config: Config, trained: Path | None) -> NeuralDrafter | None:
+    s = config.speculation
+    if trained is None and s.drafter == "new":
+        shape = DrafterShape(model.config.intermediate_size, min(NEW_WINDOW, model.config.max_positions))
+        return NeuralDrafter(model, shape).init_weights(config.seed)
+    folder = trained or find_drafter(s.drafter, config.model.path)
+    return load_drafter(folder, model) if folder is not None else None
 
 
 def find_drafter(name: str | None, model_path: str) -> Path | None:

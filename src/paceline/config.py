@@ -117,7 +117,8 @@ class SpeculationConfig(Section):
     mode: Literal["adaptive", "plain"] = "adaptive"
     """`adaptive` guesses ahead where that pays, `plain` never does; the answers are the same."""
     drafter: str | None = "auto"
-    """Folder of a neural drafter; `auto` takes the one in the model's own folder, if there is one; `none` uses none."""
+    """Folder of a neural drafter; `auto` takes the one in the model's own folder, if there is one; `new` begins
+    with an untrained one; `none` uses none."""
     suffix: bool = True
     """Guess from what was written before in answers to the same prompt."""
     suffix_mb: float = Field(64, gt=0)
@@ -128,6 +129,21 @@ class SpeculationConfig(Section):
     """Share of the rollout time that may go to trying strategies that are not the best known."""
     graph_memory_gb: float | None = Field(None, gt=0)
     """Most GPU memory for captured graphs; what comes after runs without one."""
+
+
+class SpotConfig(Section):
+    when: Literal["off", "update"] = "off"
+    """When the drafter is trained: after each update, on what the learner's own pass has seen, or never."""
+    share: float = Field(0.1, gt=0, le=1)
+    """Share of the step's time that goes into it."""
+    buffer_mb: float = Field(256, gt=0)
+    """Memory for the answers to learn from, and what the policy thought of them."""
+    step_ms: float = Field(50, gt=0)
+    """How long one training step may take."""
+    lr: float | None = Field(None, gt=0)
+    """Learning rate; `null` suits it to the policy's width."""
+    loss: Literal["soft", "overlap"] = "soft"
+    """Cross-entropy with the policy's distribution, or the probability that a guess is accepted."""
 
 
 Algorithm = Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp"]
@@ -217,6 +233,7 @@ class Config(Section):
     reward: RewardConfig = RewardConfig()
     rollout: RolloutConfig = RolloutConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    spot: SpotConfig = SpotConfig()
     learn: LearnConfig = LearnConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()

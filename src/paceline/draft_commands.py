@@ -17,7 +17,7 @@ from paceline.build import choose_device, find_drafter, make_sampling
 from paceline.config import Config, load_config
 from paceline.draft.neural import DrafterShape, NeuralDrafter, load_drafter, save_drafter
 from paceline.draft.strategy import Strategy
-from paceline.draft.training import DrafterTrainer, Loss, TrainSettings, batches, read_texts
+from paceline.draft.training import DrafterTrainer, Loss, TrainSettings, batches, read_texts, suitable_rate
 from paceline.errors import UserError
 from paceline.model import Decoder, load_model
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
@@ -58,8 +58,7 @@ def train_command(
         DrafterShape(policy.config.intermediate_size, min(window, policy.config.max_positions)),
         _common(texts, vocab, policy) if vocab else None,
     ).init_weights(config.seed)
-    rate = 2e-3 * min(1.0, 384 / policy.config.hidden_size)  # wide layers take smaller steps
-    trainer = DrafterTrainer(drafter, TrainSettings(lr=rate, loss=loss))  # type: ignore[arg-type]
+    trainer = DrafterTrainer(drafter, TrainSettings(lr=suitable_rate(policy), loss=loss))  # type: ignore[arg-type]
     limit, shuffle = 60 * minutes, random.Random(config.seed).shuffle
     started = time.perf_counter()
     shown, value, agree, seen = started, 0.0, [0.0], 0

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.build import choose_device, make_engine, make_sampling
+from paceline.build import DRAFTER, choose_device, make_engine, make_sampling
 from paceline.config import Config
 from paceline.errors import RunError, Stopped, UserError
 from paceline.learn.advantages import mixed
@@ -34,15 +34,16 @@ from paceline.model.tokenizer import load_tokenizer
 from paceline.observe.live import LiveView
 from paceline.observe.metrics import MetricsLog, read_lines
 from paceline.observe.rounds import RoundLog
-from paceline.observe.timeline import REWARD, SAVE, UPDATE, Timeline
+from paceline.observe.timeline import REWARD, SAVE, TRAIN, UPDATE, Timeline
 from paceline.rollout import Completion, Request
 from paceline.run import Run
+from paceline.spot.beside_update import BesideUpdate
 from paceline.tasks import Sample, Task, make_task
 from paceline.tasks.judge import Judge, Verdict
 from paceline.tasks.rewards import total
 from paceline.tasks.tasks import choose_style
 
-SPANS = {"reward": REWARD, "update_actor": UPDATE}  # parts of a step that are one span each
+SPANS = {"reward": REWARD, "update_actor": UPDATE, "train_drafter": TRAIN}  # parts of a step that are one span each
 SHORT = 1e-4  # seconds: what took less is not worth a span
 
 
@@ -88,7 +89,9 @@ class Trainer:
             self.learner = Learner(self.model, config)
             self.progress = run.restore(self.learner)
             self.sampling = make_sampling(config, self.tokenizer.eos_ids)
-            self.engine = make_engine(self.model, config, self.tokenizer.decode)
+            trained = newest / DRAFTER if newest and (newest / DRAFTER).is_dir() else None
+            self.engine = make_engine(self.model, config, self.tokenizer.decode, trained)
+            self.spot = self._make_spot()
             if self.progress.tuner:
                 self.engine.tuner.restore(self.progress.tuner)
             self.timeline = Timeline(run.folder / "timeline.json", self.progress.step)
@@ -132,8 +135,14 @@ class Trainer:
         speculation = self.engine.stats.since(before)
         with clock.part("update_actor"):
             answers = [answer for group in groups for answer in group.answers()]
+            if self.spot:
+                self.spot.begin(answers)
             metrics = self.learner.update(answers, self.progress.step)
             self.engine.refresh()
+        if self.spot:
+            with clock.part("train_drafter"):
+                metrics |= self.spot.train(clock.elapsed)
+            self.progress.drafter_version = self.spot.trainer.version
         self._check_update(metrics)
         self.progress.step += 1
         self.progress.cursor = cursor
@@ -146,6 +155,19 @@ class Trainer:
             if every and self.progress.step % every == 0:
                 self._save()
         return metrics | clock.metrics(groups)
+
+    def _make_spot(self) -> BesideUpdate | None:
+        config = self.config.spot
+        if config.when == "off":
+            return None
+        if self.engine.neural is None:
+            raise UserError(
+                f"spot.when={config.when} trains a neural drafter, but there is none: set speculation.drafter=new to "
+                "begin with an untrained one, and leave speculation.mode at adaptive"
+            )
+        spot = BesideUpdate(self.engine.neural, config, self.config.seed, self.progress.drafter_version)
+        self.learner.watch = spot.watch
+        return spot
 
     def _collect(self, clock: Clock) -> tuple[list[Group], int]:
         """Roll out the step's prompts; with dynamic sampling, replace groups that teach nothing, a few times."""
@@ -264,7 +286,8 @@ class Trainer:
     def _save(self) -> None:
         started, before = time.time(), time.perf_counter()
         self.progress.tuner = self.engine.tuner.state()
-        self.run.save(self.model, self.tokenizer, self.learner, self.progress)
+        drafter = self.engine.neural if self.spot else None
+        self.run.save(self.model, self.tokenizer, self.learner, self.progress, drafter)
         self.timeline.span(0, SAVE, started, time.perf_counter() - before, self.progress.step)
 
     def _on_part(self, part: str, seconds: float) -> None:
@@ -295,11 +318,15 @@ class Clock:
         self.started = time.perf_counter()
         self.parts: dict[str, float] = {}
 
+    @property
+    def elapsed(self) -> float:
+        return time.perf_counter() - self.started
+
     def part(self, name: str) -> _Part:
         return _Part(self, name)
 
     def metrics(self, groups: list[Group]) -> dict[str, float]:
-        step = time.perf_counter() - self.started
+        step = self.elapsed
         tokens = sum(len(c.tokens) for g in groups for c in g.completions.values())
         parts = {f"timing_s/{name}": seconds for name, seconds in self.parts.items()}
         rates = {"perf/throughput": tokens / step, "rollout/tok_s": tokens / max(self.parts["gen"], 1e-9)}

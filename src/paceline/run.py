@@ -27,7 +27,9 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from paceline.build import DRAFTER
 from paceline.config import Config, build_config
+from paceline.draft.neural import NeuralDrafter, save_drafter
 from paceline.errors import RunError, UserError
 from paceline.learn.learner import Learner
 from paceline.model import Decoder, save_model
@@ -49,6 +51,7 @@ class Progress:
     """Updates in a row that were not finite."""
     tuner: dict[str, Any] | None = None
     """What the engine has learned about strategies."""
+    drafter_version: int = 0
     metrics: dict[str, float] | None = None
     """Of the last step, as far as they were known when it was saved: a kill may come before they are logged."""
 
@@ -92,8 +95,15 @@ class Run:
         found = sorted(self.checkpoints.glob("step-*")) if self.checkpoints.is_dir() else []
         return found[-1] if found else None
 
-    def save(self, model: Decoder, tokenizer: Tokenizer, learner: Learner, progress: Progress) -> Path:
-        """Write a checkpoint aside, then rename it into place and let go of the oldest."""
+    def save(
+        self,
+        model: Decoder,
+        tokenizer: Tokenizer,
+        learner: Learner,
+        progress: Progress,
+        drafter: NeuralDrafter | None = None,
+    ) -> Path:
+        """Write a checkpoint aside, then rename it into place and let go of the oldest. A `drafter` is written too."""
         target = self.checkpoints / f"step-{progress.step:06d}"
         aside = self.checkpoints / f".partial-{os.getpid()}"
         try:
@@ -103,6 +113,8 @@ class Run:
             tokenizer.save(aside)
             state = {name: t.detach().cpu().contiguous() for name, t in learner.state().items()}
             save_file(state, aside / LEARNER)
+            if drafter is not None:
+                save_drafter(drafter, aside / DRAFTER)
             (aside / STATE).write_text(json.dumps(asdict(progress)) + "\n")
             _sync(aside)
             if target.exists():  # written before by the same steps: a rename cannot replace a full directory
@@ -174,6 +186,6 @@ def _write_aside(file: Path, text: str) -> None:
 
 def _sync(folder: Path) -> None:
     """On disk before the rename, so that a name never promises what a power cut has taken."""
-    for file in folder.iterdir():
+    for file in (path for path in folder.rglob("*") if path.is_file()):
         with open(file, "rb") as f:
             os.fsync(f.fileno())

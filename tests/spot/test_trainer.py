@@ -75,7 +75,7 @@ def test_a_worse_drafter_is_not_published():
     for sample in counted(drafter, 60):
         buffer.put(sample)
     good = SpotTrainer(drafter, buffer, FAST)
-    good.train(rounds(160))
+    good.train(rounds(60))
     assert good.publish()
     best = drafter.fc.clone()
     bad = SpotTrainer(drafter, buffer, TrainSettings(lr=3.0, runs=3, warmup=1))

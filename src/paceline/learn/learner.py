@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.config import Config
 from paceline.learn import advantages as adv
-from paceline.learn.logprobs import token_logprobs
+from paceline.learn.logprobs import Watch, token_logprobs
 from paceline.learn.losses import clipped, importance_weights, kl_k3, policy_loss, token_weights
 from paceline.learn.optimizer import AdamW
 from paceline.learn.packing import Answer, Packed, pack, plan
@@ -51,6 +51,8 @@ class Learner:
             master_weights=c.master_weights,
         )
         self.reference = copy.deepcopy(model).requires_grad_(False) if c.kl_coef else None
+        self.watch: Watch | None = None
+        """Is shown what the policy thinks of each answer, the first time it is learned from."""
         self.updates = 0
         self.total_updates = config.steps * c.epochs * c.minibatches
         self.temperature = config.rollout.temperature or 1.0
@@ -77,7 +79,8 @@ class Learner:
                     pack(answers, [members[i] for i in part], self.model.device, wide)
                     for part in plan([answers[i].length for i in members], c.micro_tokens)
                 ]
-                updates.append(self._minibatch(batches, answers, members, advantage, old, reference))
+                watch = self.watch if epoch == 0 else None
+                updates.append(self._minibatch(batches, answers, members, advantage, old, reference, watch))
         return {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
 
     def _advantages(
@@ -124,6 +127,7 @@ class Learner:
         advantage: list[Tensor],
         old: list[Tensor] | None,
         reference: list[Tensor] | None,
+        watch: Watch | None,
     ) -> dict[str, float]:
         """One update from one mini-batch, which is cut into micro-batches only for memory's sake."""
         c, device = self.config.learn, self.model.device
@@ -134,7 +138,7 @@ class Learner:
         sums = Sums()
         self.model.requires_grad_(True)
         for batch in batches:
-            logp, entropy = token_logprobs(self.model, batch, self.temperature, c.activation_checkpointing)
+            logp, entropy = token_logprobs(self.model, batch, self.temperature, c.activation_checkpointing, watch)
             gather = lambda parts: torch.cat([parts[i] for i in batch.answers]).to(device, logp.dtype)  # noqa: B023, E731
             weight, a = gather(weight_of), gather(advantage)
             before = gather(old) if old is not None else logp.detach()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -10,16 +12,24 @@ from paceline.learn.packing import Packed
 from paceline.model.attention import PackedAttention
 from paceline.model.decoder import Decoder
 
+Watch = Callable[[Packed, Tensor, Tensor], None]
 LOGITS_AT_ONCE = 2**26  # numbers; beyond this logits are made in pieces, and again in the backward pass
 
 
 def token_logprobs(
-    model: Decoder, batch: Packed, temperature: float, recompute_layers: bool = False
+    model: Decoder,
+    batch: Packed,
+    temperature: float,
+    recompute_layers: bool = False,
+    watch: Watch | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability at `temperature` of each answer token [R], and the entropy of its distribution [R], detached."""
+    """Log-probability at `temperature` of each answer token [R], and the entropy of its distribution [R], detached.
+    `watch` is shown the tapped features and the last hidden states of the row on the way."""
     attention = PackedAttention(batch.lengths, batch.tokens.device)
     run = _recomputed if recompute_layers and torch.is_grad_enabled() else None
-    hidden, _ = model(batch.tokens, attention.positions(), attention, run=run)
+    hidden, features = model(batch.tokens, attention.positions(), attention, run=run, taps=watch is not None)
+    if watch is not None and features is not None:
+        watch(batch, features.detach(), hidden.detach())
     hidden = hidden[batch.predicts]
     piece = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
     if len(hidden) <= piece:

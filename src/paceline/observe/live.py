@@ -25,6 +25,7 @@ PARTS = {
     "gen": ("rollout", "cyan"),
     "reward": ("reward", "yellow"),
     "update_actor": ("update", "magenta"),
+    "train_drafter": ("drafter", "blue"),
     "save_checkpoint": ("save", "green"),
 }
 BARS = " ▁▂▃▄▅▆▇█"
@@ -161,7 +162,8 @@ def summary(rows: list[dict[str, Any]], folder: str, report: str | None = None) 
     if any(row.get("rollout/spec_rounds") for row in rows):
         speed += f", {median('rollout/spec_accept_length'):.2f} tokens per check where guesses were made"
     table.add_row("rollout", speed)
-    split = ", ".join(f"{name} {median(f'timing_s/{key}'):.2f}" for key, (name, _) in PARTS.items())
+    parts = [(name, f"timing_s/{key}") for key, (name, _) in PARTS.items() if any(f"timing_s/{key}" in r for r in rows)]
+    split = ", ".join(f"{name} {median(key):.2f}" for name, key in parts)
     table.add_row("seconds per step", f"{median('timing_s/step'):.2f} (median): {split}")
     table.add_row("run", folder)
     if report:

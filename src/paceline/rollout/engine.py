@@ -290,6 +290,10 @@ class Engine:
         if self.record:
             self.record(Round(started - self._started, seconds, batch, strategy, tokens))
 
+    @property
+    def neural(self) -> NeuralDrafter | None:
+        return self.runner.neural.drafter if self.runner.neural else None
+
     def refresh(self) -> None:
         """The policy has learned: bring along what drafters copy from it."""
         if self.runner.neural:

@@ -39,7 +39,9 @@ class Sample:
         return Sample(tokens, self.prompt, features, hidden)
 
     def on_host(self) -> Sample:
-        return Sample(self.tokens.cpu(), self.prompt, self.features.cpu(), self.hidden.cpu())
+        """In memory of its own: a part of something larger would keep all of it."""
+        tokens, features, hidden = (t.to("cpu", copy=True) for t in (self.tokens, self.features, self.hidden))
+        return Sample(tokens, self.prompt, features, hidden)
 
 
 class SpotBuffer:

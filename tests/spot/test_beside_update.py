@@ -1,0 +1,80 @@
+"""Training the drafter beside the update, in a real run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from paceline.config import load_config
+from paceline.draft.neural import NeuralDrafter, load_drafter
+from paceline.draft.training import read_texts
+from paceline.errors import UserError
+from paceline.loop import Trainer, train
+from paceline.run import Run
+from paceline.spot.trainer import texts_of
+
+WORDS = [
+    "steps=5", "rollout.prompts=4", "rollout.samples=4", "rollout.max_tokens=80", "task.difficulty=easy",
+    "log.tensorboard=false", "checkpoint.every=5", "speculation.drafter=new", "spot.when=update", "spot.share=0.6",
+]  # fmt: skip
+
+
+def test_a_drafter_that_begins_untrained_learns_and_goes_on_after_a_resume(tmp_path):
+    config = load_config(None, [*WORDS, f"run_dir={tmp_path / 'run'}"])
+    run, rows = train(config)
+    expected = [row["drafter/expected_accept_after"] for row in rows]
+    assert expected[-1] > 1.1 * expected[0], expected
+    versions = [row["drafter/version"] for row in rows]
+    assert versions == sorted(versions) and versions[-1] >= 3
+    for row in rows:
+        assert row["drafter/steps"] > 0 and row["timing_s/train_drafter"] > 0
+        better = row["drafter/expected_accept_after"] >= row["drafter/expected_accept_before"]
+        assert row["drafter/published"] == better
+    spans = [json.loads(line.rstrip().rstrip(",")) for line in (run.folder / "timeline.json").open() if "{" in line]
+    assert sum(s.get("name") == "train drafter" for s in spans) == 5
+
+    newest = run.newest_checkpoint()
+    assert newest and (newest / "drafter" / "config.json").is_file(), "beside the policy, where `auto` finds it"
+    resumed = Trainer(run.config, Run.open(run.folder))
+    resumed.judge.close()
+    assert resumed.spot and resumed.spot.trainer.version == versions[-1]
+    trained = load_drafter(newest / "drafter", resumed.model)
+    assert torch.equal(resumed.engine.neural.fc, trained.fc)
+    untrained = NeuralDrafter(resumed.model, trained.shape).init_weights(config.seed)
+    assert not torch.equal(trained.fc, untrained.fc)
+
+
+def test_the_learner_shows_what_the_policy_thought_before_the_update(tmp_path):
+    config = load_config(None, [*WORDS, "rollout.prompts=2", f"run_dir={tmp_path / 'run'}", "model.dtype=float64"])
+    trainer = Trainer(config, Run.create(config))
+    try:
+        seen = {}
+        spot = trainer.spot
+        begin, policy = spot.begin, trainer.model
+
+        def note(answers):
+            begin(answers)
+            for a in answers:
+                seen[(*a.prompt, *a.tokens)] = read_texts(
+                    spot.trainer.drafter, [([*a.prompt, *a.tokens], len(a.prompt))]
+                )
+
+        spot.begin = note
+        trainer.step()
+        assert len(seen) == len(spot.buffer.samples) == 8 and policy is spot.trainer.drafter.policy
+        for sample in spot.buffer.samples:
+            texts = texts_of([sample], spot.trainer.drafter)
+            wanted = seen[tuple(sample.tokens.tolist())]
+            for name in ("tokens", "place", "features", "hidden", "learn"):
+                torch.testing.assert_close(getattr(texts, name), getattr(wanted, name))
+    finally:
+        trainer.judge.close()
+
+
+@pytest.mark.parametrize("words", [["speculation.drafter=none"], ["speculation.mode=plain"]])
+def test_there_must_be_a_drafter_to_train(tmp_path, words):
+    config = load_config(None, [*WORDS, *words, f"run_dir={tmp_path / 'run'}"])
+    with pytest.raises(UserError, match=r"speculation\.drafter=new"):
+        train(config)
