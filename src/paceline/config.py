@@ -140,7 +140,7 @@ class SpotConfig(Section):
     """Memory for the answers to learn from, and what the policy thought of them."""
     step_ms: float = Field(50, gt=0)
     """How long one training step may take."""
-    lr: float | None = Field(None, gt=0)
+    drafter_lr: float | None = Field(None, gt=0)
     """Learning rate; `null` suits it to the policy's width."""
     loss: Literal["soft", "overlap"] = "soft"
     """Cross-entropy with the policy's distribution, or the probability that a guess is accepted."""

@@ -19,7 +19,7 @@ class BesideUpdate:
     def __init__(self, drafter: NeuralDrafter, config: SpotConfig, seed: int, version: int = 0):
         self.config = config
         self.buffer = SpotBuffer(int(config.buffer_mb * 2**20))
-        rate = config.lr or suitable_rate(drafter.policy)
+        rate = config.drafter_lr or suitable_rate(drafter.policy)
         self.trainer = SpotTrainer(
             drafter,
             self.buffer,
