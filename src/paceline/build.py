@@ -8,7 +8,7 @@ import torch
 
 from paceline.config import Config
 from paceline.draft.drafter import Drafter
-from paceline.draft.neural import DrafterShape, NeuralDrafter, load_drafter
+from paceline.draft.neural import NeuralDrafter, load_drafter, new_drafter
 from paceline.draft.strategy import Strategy
 from paceline.draft.suffix import SuffixDrafter
 from paceline.errors import UserError
@@ -81,8 +81,7 @@ def make_engine(model: Decoder, config: Config, decode: Decode | None, trained: 
 def _make_drafter(model: Decoder, config: Config, trained: Path | None) -> NeuralDrafter | None:
     s = config.speculation
     if trained is None and s.drafter == "new":
-        shape = DrafterShape(model.config.intermediate_size, min(NEW_WINDOW, model.config.max_positions))
-        return NeuralDrafter(model, shape).init_weights(config.seed)
+        return new_drafter(model, NEW_WINDOW, config.seed)
     folder = trained or find_drafter(s.drafter, config.model.path)
     return load_drafter(folder, model) if folder is not None else None
 

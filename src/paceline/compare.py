@@ -20,9 +20,10 @@ from paceline.build import make_engine
 from paceline.config import Config
 from paceline.errors import UserError
 from paceline.kernels.noise import gumbel, position_keys, request_key
-from paceline.loop import Clock, Group, Trainer
+from paceline.loop import Group, Trainer
 from paceline.model.attention import PackedAttention
 from paceline.model.decoder import Decoder
+from paceline.observe.clock import Clock
 from paceline.observe.live import LiveView
 from paceline.observe.picture import draw_rollouts
 from paceline.rollout import Completion

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from paceline.build import choose_device, find_drafter, make_sampling
 from paceline.config import Config, load_config
-from paceline.draft.neural import DrafterShape, NeuralDrafter, load_drafter, save_drafter
+from paceline.draft.neural import NeuralDrafter, load_drafter, new_drafter, save_drafter
 from paceline.draft.strategy import Strategy
 from paceline.draft.training import DrafterTrainer, Loss, TrainSettings, batches, read_texts, suitable_rate
 from paceline.errors import UserError
@@ -53,17 +53,13 @@ def train_command(
     seconds = time.perf_counter() - started
     console.print(f"{len(texts)} answers, {tokens:,} tokens, in {seconds:.0f} s ({tokens / seconds:,.0f} tokens/s)")
 
-    drafter = NeuralDrafter(
-        policy,
-        DrafterShape(policy.config.intermediate_size, min(window, policy.config.max_positions)),
-        _common(texts, vocab, policy) if vocab else None,
-    ).init_weights(config.seed)
+    drafter = new_drafter(policy, window, config.seed, _common(texts, vocab, policy) if vocab else None)
     trainer = DrafterTrainer(drafter, TrainSettings(lr=suitable_rate(policy), loss=loss))  # type: ignore[arg-type]
     limit, shuffle = 60 * minutes, random.Random(config.seed).shuffle
     started = time.perf_counter()
     shown, value, agree, seen = started, 0.0, [0.0], 0
     while (elapsed := time.perf_counter() - started) < limit:
-        for batch in batches(texts, trainer.settings.batch_tokens, shuffle):
+        for batch in batches(texts, trainer.settings.batch_tokens, shuffle, lambda text: len(text[0])):
             elapsed = time.perf_counter() - started
             value, agree = trainer.step(read_texts(drafter, batch), min(1.0, elapsed / limit))
             seen += sum(len(t) for t, _ in batch)

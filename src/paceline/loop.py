@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -31,6 +30,7 @@ from paceline.learn.packing import Answer
 from paceline.model import load_model
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.tokenizer import load_tokenizer
+from paceline.observe.clock import Clock
 from paceline.observe.live import LiveView
 from paceline.observe.metrics import MetricsLog, read_lines
 from paceline.observe.rounds import RoundLog
@@ -136,7 +136,7 @@ class Trainer:
         with clock.part("update_actor"):
             answers = [answer for group in groups for answer in group.answers()]
             if self.spot:
-                self.spot.begin(answers)
+                self.spot.begin([len(a.prompt) for a in answers])
             metrics = self.learner.update(answers, self.progress.step)
             self.engine.refresh()
         if self.spot:
@@ -149,12 +149,13 @@ class Trainer:
         self._write_samples(groups)
         self._write_answers(groups)
         metrics = describe(groups, self.config.rollout.max_tokens) | speculation | metrics
-        self.progress.metrics = metrics | clock.metrics(groups)
+        tokens = sum(len(answer.tokens) for answer in answers)
+        self.progress.metrics = metrics | clock.metrics(tokens)
         every = self.config.checkpoint.every
         with clock.part("save_checkpoint"):
             if every and self.progress.step % every == 0:
                 self._save()
-        return metrics | clock.metrics(groups)
+        return metrics | clock.metrics(tokens)
 
     def _make_spot(self) -> BesideUpdate | None:
         config = self.config.spot
@@ -308,43 +309,6 @@ class Trainer:
         if self.interrupted:
             self.engine.clear()
             raise Interrupted
-
-
-class Clock:
-    """Where the time of a step went; `on_part` hears of each part when it is over."""
-
-    def __init__(self, on_part: Callable[[str, float], None] | None = None) -> None:
-        self.on_part = on_part
-        self.started = time.perf_counter()
-        self.parts: dict[str, float] = {}
-
-    @property
-    def elapsed(self) -> float:
-        return time.perf_counter() - self.started
-
-    def part(self, name: str) -> _Part:
-        return _Part(self, name)
-
-    def metrics(self, groups: list[Group]) -> dict[str, float]:
-        step = self.elapsed
-        tokens = sum(len(c.tokens) for g in groups for c in g.completions.values())
-        parts = {f"timing_s/{name}": seconds for name, seconds in self.parts.items()}
-        rates = {"perf/throughput": tokens / step, "rollout/tok_s": tokens / max(self.parts["gen"], 1e-9)}
-        return parts | {"timing_s/step": step} | rates
-
-
-class _Part:
-    def __init__(self, clock: Clock, name: str):
-        self.clock, self.name = clock, name
-
-    def __enter__(self) -> None:
-        self.started = time.perf_counter()
-
-    def __exit__(self, *_: Any) -> None:
-        seconds, parts = time.perf_counter() - self.started, self.clock.parts
-        parts[self.name] = parts.get(self.name, 0.0) + seconds
-        if self.clock.on_part:
-            self.clock.on_part(self.name, seconds)
 
 
 def describe(groups: list[Group], max_tokens: int) -> dict[str, float]:

@@ -52,6 +52,7 @@ class Progress:
     tuner: dict[str, Any] | None = None
     """What the engine has learned about strategies."""
     drafter_version: int = 0
+    """How often the run has published a drafter of its own."""
     metrics: dict[str, float] | None = None
     """Of the last step, as far as they were known when it was saved: a kill may come before they are logged."""
 

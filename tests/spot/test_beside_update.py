@@ -52,18 +52,17 @@ def test_the_learner_shows_what_the_policy_thought_before_the_update(tmp_path):
     try:
         seen = {}
         spot = trainer.spot
-        begin, policy = spot.begin, trainer.model
+        update = trainer.learner.update
 
-        def note(answers):
-            begin(answers)
+        def note(answers, step):
             for a in answers:
-                seen[(*a.prompt, *a.tokens)] = read_texts(
-                    spot.trainer.drafter, [([*a.prompt, *a.tokens], len(a.prompt))]
-                )
+                tokens = [*a.prompt, *a.tokens]
+                seen[tuple(tokens)] = read_texts(spot.trainer.drafter, [(tokens, len(a.prompt))])
+            return update(answers, step)
 
-        spot.begin = note
+        trainer.learner.update = note
         trainer.step()
-        assert len(seen) == len(spot.buffer.samples) == 8 and policy is spot.trainer.drafter.policy
+        assert len(seen) == len(spot.buffer.samples) == 8
         for sample in spot.buffer.samples:
             texts = texts_of([sample], spot.trainer.drafter)
             wanted = seen[tuple(sample.tokens.tolist())]

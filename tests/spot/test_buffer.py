@@ -7,15 +7,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.draft.training import batches
 from paceline.errors import UserError
-from paceline.spot.buffer import SpotBuffer, packed, sample_of
+from paceline.spot.buffer import Sample, SpotBuffer
 
 WIDTH = 4
 EACH = 4 + 4 * 3 * WIDTH + 4 * WIDTH  # bytes per token in float32
 
 
 def answer(length: int, prompt: int = 3, mark: float = 0.0):
-    return sample_of([7] * length, prompt, torch.full((length, 3 * WIDTH), mark), torch.full((length, WIDTH), mark))
+    return Sample(
+        torch.full((length,), 7, dtype=torch.int32),
+        prompt,
+        torch.full((length, 3 * WIDTH), mark),
+        torch.full((length, WIDTH), mark),
+    )
 
 
 @settings(deadline=None, max_examples=200)
@@ -34,7 +40,7 @@ def test_never_more_bytes_than_it_may_have(history, room):
         assert buffer.bytes == sum(s.bytes for s in buffer.samples) == real <= buffer.max_bytes
         if length is not None and min(length, room) > 3:
             assert len(buffer.samples[-1]) == min(length, room), "the newest is always there, as far as it fits"
-    packs = list(packed(buffer.samples, 4096, random.Random(0)))
+    packs = list(batches(buffer.samples, 4096, random.Random(0).shuffle, len))
     assert sorted(id(s) for pack in packs for s in pack) == sorted(id(s) for s in buffer.samples)
     assert all(len(pack) == 1 or sum(map(len, pack)) <= 4096 for pack in packs)
 

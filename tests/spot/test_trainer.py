@@ -8,7 +8,7 @@ import torch
 
 from paceline.draft.neural import DrafterShape, NeuralDrafter
 from paceline.draft.training import TrainSettings, expected_accept_length, read_texts
-from paceline.spot.buffer import SpotBuffer, sample_of
+from paceline.spot.buffer import Sample, SpotBuffer
 from paceline.spot.trainer import SpotSettings, SpotTrainer, texts_of
 
 from ..draft.test_training import counting_policy
@@ -23,7 +23,7 @@ def counted(drafter: NeuralDrafter, count: int, seed: int = 0, prompt: int = 4):
         start, length = dice.randrange(48), dice.randint(12, 40)
         tokens = [(start + i) % 48 for i in range(length)]
         texts = read_texts(drafter, [(tokens, prompt)])
-        yield sample_of(tokens, prompt, texts.features, texts.hidden)
+        yield Sample(texts.tokens.int(), prompt, texts.features, texts.hidden)
 
 
 @pytest.fixture
@@ -57,10 +57,10 @@ def test_learns_a_policy_whose_next_token_is_known_and_publishes_it(spot):
     assert before[0] == old < 1.5 and new > 3.5, "of at most four tokens per check"
     assert spell.steps == 120 and spell.tokens > 0 and spell.loss < 1
     untouched = spot.drafter.fc.clone()
-    assert spot.publish() and spot.version == 1
+    assert spot.publish().better and spot.version == 1
     assert not torch.equal(spot.drafter.fc, untouched)
     assert spot.judge()[0] == pytest.approx(new)
-    assert not spot.publish() and spot.version == 1, "nothing was trained since"
+    assert spot.publish() is None and spot.version == 1, "nothing was trained since"
 
 
 def test_training_does_not_touch_the_drafter_that_guesses(spot):
@@ -76,12 +76,12 @@ def test_a_worse_drafter_is_not_published():
         buffer.put(sample)
     good = SpotTrainer(drafter, buffer, FAST)
     good.train(rounds(60))
-    assert good.publish()
+    assert good.publish().better
     best = drafter.fc.clone()
     bad = SpotTrainer(drafter, buffer, TrainSettings(lr=3.0, runs=3, warmup=1))
     bad.train(rounds(10))
     old, new = bad.judge()
-    assert new < old and not bad.publish() and bad.version == 0
+    assert new < old and not bad.publish().better and bad.version == 0
     assert torch.equal(drafter.fc, best)
     assert bad.judge()[1] == pytest.approx(old), "and training goes on from the last version"
 
@@ -92,7 +92,7 @@ def test_a_loss_that_is_not_finite_is_thrown_away(spot):
     before = spot._trainer.copy.fc.clone()
     spell = spot.train(rounds(4))
     assert spell.steps == 0 and spell.thrown_away == 4
-    assert torch.equal(spot._trainer.copy.fc, before) and not spot.publish()
+    assert torch.equal(spot._trainer.copy.fc, before) and spot.publish() is None
 
 
 def test_nothing_to_learn_from_ends_training_at_once():

@@ -144,6 +144,12 @@ def save_drafter(drafter: NeuralDrafter, folder: Path) -> None:
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
+def new_drafter(policy: Decoder, window: int, seed: int, vocab: Tensor | None = None) -> NeuralDrafter:
+    """An untrained one, as wide as a layer of its policy."""
+    shape = DrafterShape(policy.config.intermediate_size, min(window, policy.config.max_positions))
+    return NeuralDrafter(policy, shape, vocab).init_weights(seed)
+
+
 def load_drafter(folder: Path, policy: Decoder) -> NeuralDrafter:
     """A drafter for `policy`; refuses one that was made for another."""
     hf = _read_config(folder)

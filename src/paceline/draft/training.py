@@ -9,9 +9,9 @@ stand for its own guesses on the way.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from paceline.draft.neural import NeuralDrafter
 from paceline.model.attention import PackedAttention
 from paceline.model.decoder import Decoder
 
+T = TypeVar("T")
 BLOCK = 256
 Loss = Literal["soft", "overlap"]
 
@@ -45,10 +46,14 @@ def read_texts(drafter: NeuralDrafter, answers: list[tuple[list[int], int]]) -> 
     place = attention.positions()
     hidden, features = policy(tokens, place, attention, taps=True)
     assert features is not None
-    learn = torch.tensor(
-        [prompt <= i + 1 < len(text) for text, prompt in answers for i in range(len(text))], device=policy.device
-    )
+    learn = before_answers([len(t) for t, _ in answers], [prompt for _, prompt in answers]).to(policy.device)
     return Texts(tokens, place, features, hidden, learn)
+
+
+def before_answers(lengths: list[int], prompts: list[int]) -> Tensor:
+    """bool [N] for texts end to end: whether the token behind is part of the text's answer."""
+    pairs = zip(lengths, prompts, strict=True)
+    return torch.tensor([prompt <= i + 1 < length for length, prompt in pairs for i in range(length)])
 
 
 class UnrolledAttention:
@@ -216,17 +221,19 @@ class DrafterTrainer:
 
 
 def batches(
-    answers: list[tuple[list[int], int]], tokens: int, shuffle: Callable[[list[int]], None]
-) -> list[list[tuple[list[int], int]]]:
-    """Answers in batches of about this many tokens, in an order that `shuffle` makes."""
-    order = list(range(len(answers)))
+    items: Sequence[T], tokens: int, shuffle: Callable[[list[int]], None], length: Callable[[T], int]
+) -> Iterator[list[T]]:
+    """All of them once, in an order that `shuffle` makes, in batches of at most so many tokens; what is longer goes
+    alone."""
+    order = list(range(len(items)))
     shuffle(order)
-    out: list[list[tuple[list[int], int]]] = [[]]
+    batch: list[T] = []
     size = 0
-    for i in order:
-        if out[-1] and size + len(answers[i][0]) > tokens:
-            out.append([])
-            size = 0
-        out[-1].append(answers[i])
-        size += len(answers[i][0])
-    return out
+    for item in (items[i] for i in order):
+        if batch and size + length(item) > tokens:
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += length(item)
+    if batch:
+        yield batch

@@ -12,7 +12,7 @@ from paceline.learn.packing import Packed
 from paceline.model.attention import PackedAttention
 from paceline.model.decoder import Decoder
 
-Watch = Callable[[Packed, Tensor, Tensor], None]
+Watch = Callable[[int, Tensor, Tensor, Tensor], None]
 LOGITS_AT_ONCE = 2**26  # numbers; beyond this logits are made in pieces, and again in the backward pass
 
 
@@ -24,12 +24,14 @@ def token_logprobs(
     watch: Watch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability at `temperature` of each answer token [R], and the entropy of its distribution [R], detached.
-    `watch` is shown the tapped features and the last hidden states of the row on the way."""
+    `watch` is shown each answer on the way: its number, tokens, tapped features and last hidden states."""
     attention = PackedAttention(batch.lengths, batch.tokens.device)
     run = _recomputed if recompute_layers and torch.is_grad_enabled() else None
     hidden, features = model(batch.tokens, attention.positions(), attention, run=run, taps=watch is not None)
     if watch is not None and features is not None:
-        watch(batch, features.detach(), hidden.detach())
+        pieces = (t.detach().split(batch.lengths) for t in (batch.tokens, features, hidden))
+        for answer, *seen in zip(batch.answers, *pieces, strict=True):
+            watch(answer, *seen)
     hidden = hidden[batch.predicts]
     piece = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
     if len(hidden) <= piece:

@@ -10,7 +10,6 @@ from torch import Tensor
 from paceline.config import SpotConfig
 from paceline.draft.neural import NeuralDrafter
 from paceline.draft.training import TrainSettings, suitable_rate
-from paceline.learn.packing import Answer, Packed
 from paceline.spot.buffer import Sample, SpotBuffer
 from paceline.spot.trainer import SpotSettings, SpotTrainer
 
@@ -28,33 +27,33 @@ class BesideUpdate:
             seed,
         )
         self.trainer.version = version
-        self._answers: list[Answer] = []
+        self._prompts: list[int] = []
 
-    def begin(self, answers: list[Answer]) -> None:
-        """An update on these is about to be made."""
-        self._answers = answers
+    def begin(self, prompts: list[int]) -> None:
+        """An update on answers to prompts of these lengths is about to be made."""
+        self._prompts = prompts
         self.buffer.next_step()
 
-    def watch(self, batch: Packed, features: Tensor, hidden: Tensor) -> None:
-        """The learner has run the policy over a micro-batch."""
-        parts = (t.split(batch.lengths) for t in (batch.tokens.int(), features, hidden))
-        for i, tokens, f, h in zip(batch.answers, *parts, strict=True):
-            self.buffer.put(Sample(tokens, len(self._answers[i].prompt), f, h))
+    def watch(self, answer: int, tokens: Tensor, features: Tensor, hidden: Tensor) -> None:
+        """The learner has run the policy over one of them."""
+        self.buffer.put(Sample(tokens.int(), self._prompts[answer], features, hidden))
 
     def train(self, step_s: float) -> dict[str, float]:
         """Train for the set share of a step that has taken so long, and publish -> what happened, as metrics."""
         end = time.perf_counter() + self.config.share * step_s
         spell = self.trainer.train(lambda: time.perf_counter() < end)
-        verdict = self.trainer.judge()
-        published = self.trainer.publish()
+        verdict = self.trainer.publish()
         metrics = {
             "drafter/version": float(self.trainer.version),
-            "drafter/published": float(published),
+            "drafter/published": float(verdict is not None and verdict.better),
             "drafter/steps": float(spell.steps),
             "drafter/thrown_away": float(spell.thrown_away),
         }
         if spell.steps:
             metrics |= {"drafter/loss": spell.loss, "drafter/tok_s": spell.tokens / spell.seconds}
         if verdict is not None:
-            metrics |= {"drafter/expected_accept_before": verdict[0], "drafter/expected_accept_after": verdict[1]}
+            metrics |= {
+                "drafter/expected_accept_before": verdict.before,
+                "drafter/expected_accept_after": verdict.after,
+            }
         return metrics

@@ -6,11 +6,8 @@ cannot help with one. So the longest answers of the step before are kept until t
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from paceline.errors import UserError
@@ -85,22 +82,3 @@ class SpotBuffer:
             self.bytes -= (self._old or self._new).pop(0).bytes
         self._new.append(sample)
         self.bytes += sample.bytes
-
-
-def packed(samples: list[Sample], tokens: int, dice: random.Random) -> Iterator[list[Sample]]:
-    """All of them once, in an order drawn anew, in packs of at most so many tokens; a longer answer goes alone."""
-    order = dice.sample(samples, len(samples))
-    pack: list[Sample] = []
-    size = 0
-    for sample in order:
-        if pack and size + len(sample) > tokens:
-            yield pack
-            pack, size = [], 0
-        pack.append(sample)
-        size += len(sample)
-    if pack:
-        yield pack
-
-
-def sample_of(tokens: list[int], prompt: int, features: Tensor, hidden: Tensor) -> Sample:
-    return Sample(torch.tensor(tokens, dtype=torch.int32), prompt, features, hidden)

@@ -11,12 +11,20 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from paceline.draft.neural import NeuralDrafter
-from paceline.draft.training import DrafterTrainer, Texts, TrainSettings, expected_accept_length
-from paceline.spot.buffer import Sample, SpotBuffer, packed
+from paceline.draft.training import (
+    DrafterTrainer,
+    Texts,
+    TrainSettings,
+    batches,
+    before_answers,
+    expected_accept_length,
+)
+from paceline.spot.buffer import Sample, SpotBuffer
 
 LEAST, MOST = 128, 16384  # tokens of a step
 
@@ -44,6 +52,17 @@ class Spell:
     """Steps whose loss or gradient was not finite."""
 
 
+class Verdict(NamedTuple):
+    """Expected tokens per check."""
+
+    before: float
+    after: float
+
+    @property
+    def better(self) -> bool:
+        return self.after >= self.before
+
+
 class SpotTrainer:
     def __init__(
         self,
@@ -69,7 +88,7 @@ class SpotTrainer:
         spell = Spell()
         samples = [s for s in self.buffer.samples if not self._is_held_out(s)]
         while samples:
-            for pack in packed(samples, int(self._size), self._dice):
+            for pack in batches(samples, int(self._size), self._dice.shuffle, len):
                 if not go_on():
                     return spell
                 self._step(pack, spell)
@@ -93,9 +112,9 @@ class SpotTrainer:
             wanted = tokens * self.settings.step_s / max(seconds, 1e-9)
             self._size = min(MOST, max(LEAST, self._size / 2, min(wanted, 2 * self._size)))
 
-    def judge(self) -> tuple[float, float] | None:
-        """Expected tokens per check of the published drafter and of the one in training, on answers that neither was
-        trained on; None if there are none."""
+    def judge(self) -> Verdict | None:
+        """The published drafter against the one in training, on answers that neither was trained on; None if there are
+        none."""
         held_out: list[Sample] = []
         tokens = 0
         for sample in reversed(self.buffer.samples):  # the latest policy's first
@@ -106,22 +125,21 @@ class SpotTrainer:
             return None
         texts = texts_of(held_out, self.drafter)
         runs = self._training.runs
-        old, new = (expected_accept_length(d, texts, runs) for d in (self.drafter, self._trainer.copy))
-        return old, new
+        return Verdict(*(expected_accept_length(d, texts, runs) for d in (self.drafter, self._trainer.copy)))
 
-    def publish(self) -> bool:
-        """Make what was trained the drafter that guesses, if it is not worse; otherwise go back to the last version ->
-        whether there is a new version."""
+    def publish(self) -> Verdict | None:
+        """Make what was trained the drafter that guesses, if it is not worse; otherwise go back to the last version.
+        None if nothing was trained, or if there is nothing to judge it by."""
         if not self._trained:
-            return False
+            return None
         self._trained = 0
         verdict = self.judge()
-        if verdict is not None and verdict[1] >= verdict[0]:
+        if verdict is not None and verdict.better:
             self._trainer.publish()
             self.version += 1
-            return True
-        self._trainer = DrafterTrainer(self.drafter, self._training)
-        return False
+        else:
+            self._trainer = DrafterTrainer(self.drafter, self._training)
+        return verdict
 
     def _is_held_out(self, sample: Sample) -> bool:
         return zlib.crc32(sample.tokens.numpy().tobytes()) % self.settings.held_out == 0
@@ -130,11 +148,11 @@ class SpotTrainer:
 def texts_of(samples: list[Sample], drafter: NeuralDrafter) -> Texts:
     """Samples end to end, on the drafter's device."""
     device = drafter.fc.device
-    learn = [s.prompt <= i + 1 < len(s) for s in samples for i in range(len(s))]
+    learn = before_answers([len(s) for s in samples], [s.prompt for s in samples])
     return Texts(
         tokens=torch.cat([s.tokens for s in samples]).long().to(device),
         place=torch.cat([torch.arange(len(s)) for s in samples]).to(device),
         features=torch.cat([s.features for s in samples]).to(device),
         hidden=torch.cat([s.hidden for s in samples]).to(device),
-        learn=torch.tensor(learn, device=device),
+        learn=learn.to(device),
     )

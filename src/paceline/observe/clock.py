@@ -1,0 +1,44 @@
+"""Where the time of a step goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class Clock:
+    """Where the time of a step went; `on_part` hears of each part when it is over."""
+
+    def __init__(self, on_part: Callable[[str, float], None] | None = None) -> None:
+        self.on_part = on_part
+        self.started = time.perf_counter()
+        self.parts: dict[str, float] = {}
+
+    @property
+    def elapsed(self) -> float:
+        return time.perf_counter() - self.started
+
+    def part(self, name: str) -> _Part:
+        return _Part(self, name)
+
+    def metrics(self, tokens: int) -> dict[str, float]:
+        """Of a step that wrote so many tokens."""
+        step = self.elapsed
+        parts = {f"timing_s/{name}": seconds for name, seconds in self.parts.items()}
+        rates = {"perf/throughput": tokens / step, "rollout/tok_s": tokens / max(self.parts["gen"], 1e-9)}
+        return parts | {"timing_s/step": step} | rates
+
+
+class _Part:
+    def __init__(self, clock: Clock, name: str):
+        self.clock, self.name = clock, name
+
+    def __enter__(self) -> None:
+        self.started = time.perf_counter()
+
+    def __exit__(self, *_: Any) -> None:
+        seconds, parts = time.perf_counter() - self.started, self.clock.parts
+        parts[self.name] = parts.get(self.name, 0.0) + seconds
+        if self.clock.on_part:
+            self.clock.on_part(self.name, seconds)
