@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTS  := $(VENV)/.ready-test
+# Processes that run tests side by side, with one thread each: most tests do many small things, which threads cannot
+# share. A file's tests stay together, because they share what takes long to make.
+WORKERS ?= 2
 
 .PHONY: train test lint soak clean
 
@@ -11,7 +14,7 @@ train: $(READY)
 	$(BIN)/paceline train
 
 test: lint $(TESTS)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: $(TESTS)
 	$(BIN)/ruff check .

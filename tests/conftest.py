@@ -9,7 +9,11 @@ import pytest
 import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded at run time, in tests neither
-torch.set_num_threads(2)
+# Beside another process of tests, one thread each: two that share two cores mostly wait for each other.
+BESIDE_OTHERS = "PYTEST_XDIST_WORKER" in os.environ
+torch.set_num_threads(1 if BESIDE_OTHERS else 2)
+if BESIDE_OTHERS:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests start
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run in Triton's interpreter where there is no GPU
 

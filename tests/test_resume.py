@@ -16,6 +16,7 @@ WORDS = [
     "log.tensorboard=false", "model.threads=1", "learn.lr=1e-3", "learn.algorithm=grpo", "task.difficulty=easy",
     # Strategies are chosen by the clock, and a pass over eight tokens rounds unlike a pass over one.
     "speculation.mode=plain",
+    "cluster.workers=1",
 ]  # fmt: skip
 SAME = ("critic/rewards/mean", "actor/pg_loss", "response_length/mean", "actor/grad_norm")
 

@@ -15,6 +15,7 @@ from paceline.errors import UserError
 from paceline.model import Decoder
 from paceline.model.checkpoint import find_model
 from paceline.rollout import Engine, EngineSettings, Sampling
+from paceline.rollout.pages import GPU_KV_SHARE
 from paceline.rollout.stops import Decode
 
 NEW_WINDOW = 128  # tokens that a drafter looks back on which begins untrained
@@ -47,14 +48,18 @@ def make_sampling(config: Config, eos_ids: tuple[int, ...]) -> Sampling:
     )
 
 
-def engine_settings(config: Config, device: torch.device) -> EngineSettings:
+def engine_settings(config: Config, device: torch.device, sharing: int = 1) -> EngineSettings:
+    """`sharing` is how many engines share the device."""
     r, s = config.rollout, config.speculation
+    kv = int(r.kv_memory_gb * 1e9) if r.kv_memory_gb else None
+    if kv is None and sharing > 1:
+        kv = int(torch.cuda.get_device_properties(device).total_memory * GPU_KV_SHARE / sharing)
     longest = config.task.max_prompt_tokens
     return EngineSettings(
         max_batch=min(r.max_batch, r.prompts * r.samples),
         max_length=longest + r.max_tokens if longest else None,
         page_size=r.page_size,
-        kv_bytes=int(r.kv_memory_gb * 1e9) if r.kv_memory_gb else None,
+        kv_bytes=kv,
         prefill_tokens=r.prefill_tokens,
         cuda_graphs=r.cuda_graphs,
         graph_bytes=int(s.graph_memory_gb * 1e9) if s.graph_memory_gb else None,
@@ -62,24 +67,28 @@ def engine_settings(config: Config, device: torch.device) -> EngineSettings:
     )
 
 
-def make_engine(model: Decoder, config: Config, decode: Decode | None, trained: Path | None = None) -> Engine:
-    """An engine as the settings want it, with the drafters that there are; `trained` is where the run has its own."""
-    s, settings = config.speculation, engine_settings(config, model.device)
+def make_engine(
+    model: Decoder, config: Config, decode: Decode | None, neural: NeuralDrafter | None, sharing: int = 1
+) -> Engine:
+    """An engine as the settings want it, with the drafters that there are; `sharing` is how many share the device."""
+    s, settings = config.speculation, engine_settings(config, model.device, sharing)
     if s.mode == "plain":
         return Engine(model, settings, decode)
     drafters: list[Drafter | NeuralDrafter] = []
     if s.suffix:
         longest = min(settings.max_length or model.config.max_positions, model.config.max_positions)
         drafters.append(SuffixDrafter(settings.max_batch, longest, int(s.suffix_mb * 2**20)))
-    neural = _make_drafter(model, config, trained)
     if neural is not None:
         drafters.append(neural)
     strategies = None if s.strategies is None else [Strategy.parse(text) for text in s.strategies]
     return Engine(model, settings, decode, drafters, strategies)
 
 
-def _make_drafter(model: Decoder, config: Config, trained: Path | None) -> NeuralDrafter | None:
+def make_drafter(model: Decoder, config: Config, trained: Path | None = None) -> NeuralDrafter | None:
+    """The neural drafter that the settings want, if there is one; `trained` is where the run has its own."""
     s = config.speculation
+    if s.mode == "plain":
+        return None
     if trained is None and s.drafter == "new":
         return new_drafter(model, NEW_WINDOW, config.seed)
     folder = trained or find_drafter(s.drafter, config.model.path)

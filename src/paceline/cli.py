@@ -124,7 +124,9 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Where to put the page; RUN/report.html by default.")] = None,
 ) -> None:
     """Show a run as one page: where the time went, how it learned, whether speculation was worth it."""
+    from paceline.observe.losses import describe_losses, find_losses
     from paceline.observe.report import write_report
+    from paceline.observe.rundata import read_run
     from paceline.observe.worth import sentences, verdict
 
     try:
@@ -133,7 +135,7 @@ def report(
         raise UserError(f"the report cannot be written to {out or run}: {err.strerror}") from err
     console = Console(highlight=False)
     console.print(verdict(worth), style="bold")
-    for sentence in sentences(worth):
+    for sentence in [*sentences(worth), *describe_losses(find_losses(read_run(run)))]:
         console.print(sentence, markup=False)
     console.print(f"report: {page}", soft_wrap=True, markup=False)
 

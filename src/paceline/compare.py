@@ -1,158 +1,114 @@
-"""`paceline compare`: every step of a recipe is rolled out twice from the same weights, plainly and adaptively, timed,
-checked for identity, and learned from once. Because samples are the same, the two differ in nothing but speed."""
+"""`paceline compare`: every step of a recipe is rolled out several times from the same weights, plainly and adaptively,
+timed, checked for identity, and learned from once. Because samples are the same, the ways differ in nothing but speed.
+Where idle workers train the drafter, a third way has them do nothing instead, to see whether training costs anything.
+"""
 
 from __future__ import annotations
 
-import copy
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
-from paceline.build import make_engine
+from paceline.cluster.messages import Way
 from paceline.config import Config
 from paceline.errors import UserError
-from paceline.kernels.noise import gumbel, position_keys, request_key
 from paceline.loop import Group, Trainer
-from paceline.model.attention import PackedAttention
-from paceline.model.decoder import Decoder
 from paceline.observe.clock import Clock
 from paceline.observe.live import LiveView
 from paceline.observe.picture import draw_rollouts
-from paceline.rollout import Completion
-from paceline.rollout.stats import Round
+from paceline.rollout import Completion, Request
+from paceline.rollout.differences import Difference
+from paceline.rollout.stats import EngineStats, Round
 from paceline.run import Run
 
-WIDER = {torch.bfloat16: torch.float32, torch.float32: torch.float64, torch.float64: torch.float64}
-LATEST = 32  # places over which the effect of rounding is measured
-
-
-@dataclass
-class Difference:
-    """Where two rollouts of a request first drew different tokens, and by how little the race was decided."""
-
-    request: int
-    position: int
-    gap: float
-    rounding: float
-    near_tie: bool
+ADAPTIVE, PLAIN, IDLE = "adaptive", "plain", "adaptive, idle workers wait"
+WAYS = {ADAPTIVE: Way("adaptive", True), PLAIN: Way("plain", True), IDLE: Way("twin", True)}
 
 
 @dataclass
 class Step:
-    plain_s: float
-    adaptive_s: float
+    seconds: dict[str, float]
+    """Of each way, from the first prompt to the last answer."""
     rest_s: float = 0.0
     tokens: int = 0
     responses: int = 0
     differences: list[Difference] = field(default_factory=list)
 
+    def ratio(self, way: str, to: str) -> float:
+        return self.seconds[to] / self.seconds[way]
+
     @property
     def speedup(self) -> float:
-        return self.plain_s / self.adaptive_s
+        return self.ratio(ADAPTIVE, PLAIN)
 
 
 class Comparison(Trainer):
     def __init__(self, config: Config, run: Run, view: LiveView | None = None):
         super().__init__(config, run, view)
-        self.adaptive = self.engine
-        plain = self.config.speculation.model_copy(update={"mode": "plain"})
-        self.plain = make_engine(
-            self.model, self.config.model_copy(update={"speculation": plain}), self.tokenizer.decode
-        )
+        self.ways = [PLAIN, ADAPTIVE, *([IDLE] if self.spot in ("tail", "both") else [])]
+        self.way = ADAPTIVE
         self.steps: list[Step] = []
+        self.stats = EngineStats()
+        self.explored, self.tuned = 0.0, 0.0
         self.rounds: dict[str, list[Round]] = {}
 
     def step(self) -> dict[str, float]:
         started = time.perf_counter()
         metrics = super().step()
         last = self.steps[-1]
-        last.rest_s = time.perf_counter() - started - last.plain_s - last.adaptive_s
+        last.rest_s = time.perf_counter() - started - sum(last.seconds.values())
         ratio = {"compare/rollout_speedup": last.speedup, "compare/identical": float(not last.differences)}
+        if IDLE in last.seconds:
+            ratio["compare/with_training"] = last.ratio(IDLE, ADAPTIVE)
         return metrics | ratio
 
     def _rollout(self, indices: range, clock: Clock) -> list[Group]:
-        """Both ways, in turns first, so that neither always finds the caches warm."""
+        """All ways, in turns first, so that none always finds the caches warm."""
         groups: dict[str, list[Group]] = {}
         seconds: dict[str, float] = {}
-        order = ["plain", "adaptive"] if len(self.steps) % 2 else ["adaptive", "plain"]
-        for way in order:
-            self.engine = getattr(self, way)
-            self.rounds[way] = []
-            self.engine.record = self._recorder(way)
-            own = Clock()
+        turn = len(self.steps) % len(self.ways)
+        for way in self.ways[turn:] + self.ways[:turn]:
+            self.way, own = way, Clock()
             groups[way] = super()._rollout(indices, own)
             seconds[way] = own.parts["gen"]
-        self.engine = self.adaptive
-        clock.parts["gen"] = clock.parts.get("gen", 0.0) + seconds["adaptive"]
+        self.way = ADAPTIVE
+        clock.parts["gen"] = clock.parts.get("gen", 0.0) + seconds[ADAPTIVE]
         clock.parts.setdefault("reward", 0.0)
-        step = Step(seconds["plain"], seconds["adaptive"])
-        pairs = zip(groups["plain"], groups["adaptive"], strict=True)
+        step = Step(seconds)
         different: list[tuple[Completion, Completion]] = []
-        for a, b in ((g.completions[i], h.completions[i]) for g, h in pairs for i in g.completions):
-            step.responses += 1
-            step.tokens += len(a.tokens)
-            if a.tokens != b.tokens:
-                different.append((a, b))
-        step.differences = explain(self.model, different)
+        for way in self.ways[1:]:
+            pairs = zip(groups[PLAIN], groups[way], strict=True)
+            for a, b in ((g.completions[i], h.completions[i]) for g, h in pairs for i in g.completions):
+                step.responses += 1
+                step.tokens += len(a.tokens) if way == ADAPTIVE else 0
+                if a.tokens != b.tokens:
+                    different.append((a, b))
+        step.differences = self.cluster.explain(different)
         self.steps.append(step)
-        return groups["adaptive"]
+        return groups[ADAPTIVE]
 
-    def _recorder(self, way: str) -> Callable[[Round], None]:
-        """Both ways for the picture; the timeline shows the one that would have run without a comparison."""
-        keep = self.rounds[way].append
-        if way == "plain":
-            return keep
+    def _answers(self, requests: list[Request], expected: dict[int, float]) -> Iterator[list[Completion]]:
+        train = self.way == ADAPTIVE and self.spot in ("tail", "both")  # always, to see what it costs
+        return self.cluster.rollout(self.progress.step + 1, requests, expected, WAYS[self.way], train)
 
-        def both(round: Round) -> None:
-            keep(round)
-            self.round_log(round)
-
-        return both
-
-
-def explain(model: Decoder, pairs: list[tuple[Completion, Completion]]) -> list[Difference]:
-    """Run the policy once more over what each two have in common, and look at the race that they decided differently.
-
-    The pass is run in the model's precision and in a wider one. Their largest difference, over all tokens of the
-    vocabulary at the latest places, is what rounding does to a score. A near-tie is a race whose candidates lie closer
-    together than twice that: each of the two may have been moved."""
-    if not pairs:
-        return []
-    wide = copy.deepcopy(model).to(WIDER[model.dtype])
-    return [_explain(model, wide, a, b) for a, b in pairs]
-
-
-def _explain(model: Decoder, wide: Decoder, a: Completion, b: Completion) -> Difference:
-    shared = next((i for i, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=False)) if x != y), None)
-    if shared is None:
-        raise AssertionError(f"request {a.request.id} ended differently after the same tokens")
-    tokens = [*a.request.prompt, *a.tokens[:shared]]
-    exact = _latest_logits(wide, tokens)
-    temperature = a.request.sampling.temperature
-    rounding = float((exact - _latest_logits(model, tokens)).abs().max()) / (temperature or 1.0)
-    scores = exact[-1] / (temperature or 1.0)
-    if temperature:
-        key = torch.tensor([request_key(a.request.seed, a.request.id)], device=model.device)
-        place = torch.tensor([len(tokens)], device=model.device)
-        scores = scores + gumbel(position_keys(key, place), len(scores), torch.float64)[0]
-    gap = abs(float(scores[a.tokens[shared]] - scores[b.tokens[shared]]))
-    return Difference(a.request.id, shared, gap, rounding, gap <= 2 * rounding)
-
-
-@torch.no_grad()
-def _latest_logits(model: Decoder, tokens: list[int]) -> Tensor:
-    """float64 [places, V], the last row being what the next token is drawn from."""
-    attention = PackedAttention([len(tokens)], model.device)
-    hidden, _ = model(torch.tensor(tokens, device=model.device), attention.positions(), attention)
-    return model.logits(hidden[-LATEST:]).double()
+    def _end_rollout(self) -> None:
+        """The timeline shows the way that would have run without a comparison."""
+        if self.way == ADAPTIVE:
+            super()._end_rollout()
+            outcomes = self.outcomes[-len(self.cluster.members) :]
+            self.stats = sum((o.stats for o in outcomes), self.stats)
+            self.explored += sum(o.explored_s for o in outcomes)
+            self.tuned += sum(o.tuned_s for o in outcomes)
+        else:
+            outcomes = list(self.cluster.end().values())
+        for worker, outcome in zip(self.cluster.members, outcomes, strict=True):
+            self.rounds[f"{self.way}, worker {worker}" if len(outcomes) > 1 else self.way] = outcome.rounds
 
 
 def run_comparison(config: Config, console: Console) -> None:
@@ -176,15 +132,16 @@ def run_comparison(config: Config, console: Console) -> None:
 def summarize(trainer: Comparison, folder: str) -> dict[str, Any]:
     steps = trainer.steps
     speedups = sorted(s.speedup for s in steps)
-    whole = [(s.plain_s + s.rest_s) / (s.adaptive_s + s.rest_s) for s in steps]
+    taken = {way: [s.seconds[way] for s in steps] for way in trainer.ways}
+    whole = [(s.seconds[PLAIN] + s.rest_s) / (s.seconds[ADAPTIVE] + s.rest_s) for s in steps]
     different = [d for s in steps for d in s.differences]
     tokens = sum(s.tokens for s in steps)
     responses = sum(s.responses for s in steps)
-    stats = trainer.adaptive.stats
-    return {
+    stats = trainer.stats
+    result = {
         "rollout_speedup": round(median(speedups), 3),
         "rollout_speedup_range": [round(speedups[0], 3), round(speedups[-1], 3)],
-        "rollout_speedup_total": round(sum(s.plain_s for s in steps) / sum(s.adaptive_s for s in steps), 3),
+        "rollout_speedup_total": round(sum(taken[PLAIN]) / sum(taken[ADAPTIVE]), 3),
         "step_speedup": round(median(whole), 3),
         "steps": len(steps),
         "tokens": tokens,
@@ -193,17 +150,23 @@ def summarize(trainer: Comparison, folder: str) -> dict[str, Any]:
         "near_ties": sum(d.near_tie for d in different),
         "differences": [vars(d) for d in different],
         "accept_length": round(stats.accept_length, 3),
-        "plain_tok_s": round(tokens / sum(s.plain_s for s in steps), 1),
-        "adaptive_tok_s": round(tokens / sum(s.adaptive_s for s in steps), 1),
-        "rollout_s": {
-            "plain": round(median(s.plain_s for s in steps), 3),
-            "adaptive": round(median(s.adaptive_s for s in steps), 3),
-        },
+        "plain_tok_s": round(tokens / sum(taken[PLAIN]), 1),
+        "adaptive_tok_s": round(tokens / sum(taken[ADAPTIVE]), 1),
+        "rollout_s": {way: round(median(seconds), 3) for way, seconds in taken.items()},
         "rest_s": round(median(s.rest_s for s in steps), 3),
         "rounds": dict(sorted(stats.rounds.items(), key=lambda kv: -kv[1])),
-        "explored": round(trainer.adaptive.tuner.explored / max(trainer.adaptive.tuner.seconds, 1e-9), 4),
+        "explored": round(trainer.explored / max(trainer.tuned, 1e-9), 4),
+        "workers": trainer.config.cluster.workers,
         "run": folder,
     }
+    if IDLE in taken:
+        costs = sorted(s.ratio(IDLE, ADAPTIVE) for s in steps)
+        result["with_idle_training"] = {
+            "seconds_ratio": round(median(costs), 3),
+            "range": [round(costs[0], 3), round(costs[-1], 3)],
+            "total": round(sum(taken[ADAPTIVE]) / sum(taken[IDLE]), 3),
+        }
+    return result
 
 
 def _table(r: dict[str, Any], picture: str) -> Table:
@@ -215,6 +178,12 @@ def _table(r: dict[str, Any], picture: str) -> Table:
     table.add_row(
         "", f"{r['rollout_speedup']:.2f} times faster (median of {r['steps']} steps, {low:.2f} to {high:.2f})"
     )
+    if "with_idle_training" in r:
+        cost = r["with_idle_training"]
+        low, high = cost["range"]
+        table.add_row(
+            "idle training", f"{cost['seconds_ratio']:.3f} times the seconds without it ({low:.2f} to {high:.2f})"
+        )
     table.add_row("whole step", f"{r['step_speedup']:.2f} times faster")
     table.add_row("tokens/s", f"{r['plain_tok_s']:,.0f} plain, {r['adaptive_tok_s']:,.0f} adaptive")
     same = f"{r['identical']} of {r['responses']} responses identical ({r['tokens']:,} tokens)"

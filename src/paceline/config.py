@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from paceline.errors import UserError
 
@@ -132,18 +132,51 @@ class SpeculationConfig(Section):
 
 
 class SpotConfig(Section):
-    when: Literal["off", "update"] = "off"
-    """When the drafter is trained: after each update, on what the learner's own pass has seen, or never."""
+    when: Literal["auto", "off", "tail", "update", "both"] = "auto"
+    """When the drafter is trained: in the tail of a rollout by workers that have run dry, after each update on what the
+    learner's own pass has seen, both, or never. `auto` is the tail where there are several workers and a neural
+    drafter; with one worker, after the update if the drafter begins untrained, and otherwise never."""
     share: float = Field(0.1, gt=0, le=1)
-    """Share of the step's time that goes into it."""
+    """Share of the step's time that goes into it after an update."""
     buffer_mb: float = Field(256, gt=0)
     """Memory for the answers to learn from, and what the policy thought of them."""
     step_ms: float = Field(50, gt=0)
     """How long one training step may take."""
     drafter_lr: float | None = Field(None, gt=0)
-    """Learning rate; `null` suits it to the policy's width."""
+    """Learning rate; `null` suits it to the policy's width, and is gentler with a drafter that was trained before."""
+    merge_share: float = Field(0.02, gt=0, le=1)
+    """Most of the run's time that making and judging new versions may take: where it takes long, it is done less
+    often."""
+    rarely: int = Field(8, ge=1)
+    """Where training wins nothing any more it becomes rarer, down to one step in so many; 1 never backs off."""
     loss: Literal["soft", "overlap"] = "soft"
     """Cross-entropy with the policy's distribution, or the probability that a guess is accepted."""
+
+    @field_validator("when", mode="before")
+    @classmethod
+    def _off(cls, value: Any) -> Any:
+        return "off" if value is False else value  # YAML takes the word off for false
+
+
+class ClusterConfig(Section):
+    workers: int = Field(1, ge=0)
+    """Workers, each with the policy, an engine, the drafter and its part of the learner: one per GPU, or per group of
+    CPU cores. One runs in the trainer's own process. 0 takes one for every GPU, or two on a CPU with several cores."""
+    backend: Literal["local", "ray"] = "local"
+    """Processes on this machine, or actors of a Ray cluster (install paceline[ray]); the run directory must then be on
+    a disk that all machines share."""
+    address: str | None = None
+    """Of the Ray cluster; `null` starts one on this machine."""
+    workers_per_gpu: int = Field(1, ge=1)
+    """More than one share a GPU, best under NVIDIA MPS."""
+    timeout_s: float = Field(300.0, gt=0)
+    """A worker that has something to do and says nothing for so many seconds is given up as lost."""
+    restarts: int = Field(3, ge=0)
+    """How often each worker that was lost is started again; the others go on meanwhile."""
+    collectives: Literal["auto", "gloo", "nccl"] = "auto"
+    """How gradients are summed. `auto` is NCCL where every worker has a GPU of its own, gloo otherwise."""
+    port: int = Field(0, ge=0, lt=65536)
+    """On which workers meet; 0 takes a free one."""
 
 
 Algorithm = Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp"]
@@ -234,6 +267,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     spot: SpotConfig = SpotConfig()
+    cluster: ClusterConfig = ClusterConfig()
     learn: LearnConfig = LearnConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()

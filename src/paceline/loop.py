@@ -1,8 +1,9 @@
 """The RL step, whole: prompts -> answers -> rewards -> advantages -> update. Start reading here.
 
-    prompts ──► engine: rollout ──completions──► judge (beside decoding, as each one finishes)
-       ▲                                            │
-     task            policy v+1 ◄── learner ◄───rewards
+    prompts ──► workers: rollout ──completions──► judge (beside decoding, as each one finishes)
+       ▲           │ whoever runs dry trains         │
+       │           ▼                                 ▼
+     task       drafter v+1      policy v+1 ◄── update ◄── rewards
 
 Nothing here keeps random state. A prompt is a function of (seed, place in the stream), a token of (policy, request,
 position), so a run that was killed goes on as if nothing had happened.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -20,30 +22,36 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.build import DRAFTER, choose_device, make_engine, make_sampling
+from paceline.build import make_sampling
+from paceline.cluster.lengths import Lengths
+from paceline.cluster.make import choose_workers, make_cluster
+from paceline.cluster.messages import Way
+from paceline.cluster.worker import Outcome
 from paceline.config import Config
 from paceline.errors import RunError, Stopped, UserError
 from paceline.learn.advantages import mixed
 from paceline.learn.algorithms import resolve
-from paceline.learn.learner import Learner
 from paceline.learn.packing import Answer
-from paceline.model import load_model
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.tokenizer import load_tokenizer
 from paceline.observe.clock import Clock
 from paceline.observe.live import LiveView
 from paceline.observe.metrics import MetricsLog, read_lines
-from paceline.observe.rounds import RoundLog
-from paceline.observe.timeline import REWARD, SAVE, TRAIN, UPDATE, Timeline
+from paceline.observe.timeline import IDLE, LOST, MERGE, REWARD, SAVE, TRAIN, UPDATE, Timeline
 from paceline.rollout import Completion, Request
+from paceline.rollout.stats import EngineStats
 from paceline.run import Run
-from paceline.spot.beside_update import BesideUpdate
+from paceline.spot.backoff import Backoff
+from paceline.spot.learning import when_to_train
+from paceline.spot.trainer import Spell
+from paceline.spot.verdict import Verdict as DrafterVerdict
 from paceline.tasks import Sample, Task, make_task
 from paceline.tasks.judge import Judge, Verdict
 from paceline.tasks.rewards import total
 from paceline.tasks.tasks import choose_style
 
-SPANS = {"reward": REWARD, "update_actor": UPDATE, "train_drafter": TRAIN}  # parts of a step that are one span each
+# Parts of a step that are one span each.
+SPANS = {"reward": REWARD, "update_actor": UPDATE, "train_drafter": TRAIN, "merge_drafter": MERGE}
 SHORT = 1e-4  # seconds: what took less is not worth a span
 
 
@@ -69,12 +77,9 @@ class Group:
 
 class Trainer:
     def __init__(self, config: Config, run: Run, view: LiveView | None = None):
-        self.config = config = resolve(config)
+        self.config = config = choose_workers(resolve(config))
         self.run, self.view = run, view or LiveView(config, quiet=True)
         self.interrupted = False
-        device = choose_device(config.model.device)
-        if config.model.threads:
-            torch.set_num_threads(config.model.threads)
         newest = run.newest_checkpoint()
         source = str(newest) if newest else config.model.path
         self.tokenizer = load_tokenizer(source)
@@ -85,22 +90,39 @@ class Trainer:
         functions = reward_functions(config, self.task)
         self.judge = Judge(functions, config.reward.workers, config.reward.timeout_s, run.folder / "rewards.log")
         try:
-            self.model = load_model(source, config.model.dtype, device)
-            self.learner = Learner(self.model, config)
-            self.progress = run.restore(self.learner)
+            self.progress = run.restore()
             self.sampling = make_sampling(config, self.tokenizer.eos_ids)
-            trained = newest / DRAFTER if newest and (newest / DRAFTER).is_dir() else None
-            self.engine = make_engine(self.model, config, self.tokenizer.decode, trained)
-            self.spot = self._make_spot()
-            if self.progress.tuner:
-                self.engine.tuner.restore(self.progress.tuner)
-            self.timeline = Timeline(run.folder / "timeline.json", self.progress.step)
-            self.engine.record = self.round_log = RoundLog(self.timeline.add)
-            self._encode(self.task.sample(0))  # a prompt that cannot work is better found now
-            self.judge.ready()
+            self.cluster = make_cluster(config, run.folder, run.newest_checkpoint, self.view.note)
         except BaseException:
             self.judge.close()
             raise
+        try:
+            facts = self.cluster.start()
+            self.max_length, self.has_drafter = facts.max_length, facts.has_drafter
+            if self.progress.tuner:
+                self.cluster.restore_tuner(self.progress.tuner)
+            self.backoff = Backoff(config.spot.rarely)
+            if self.progress.backoff:
+                self.backoff.load(self.progress.backoff)
+            self._unmerged, self._merged, self._merge_s = False, 0.0, 0.0  # is there training; when; how long it took
+            self.lengths = Lengths(config.rollout.max_tokens / 2)
+            self.timeline = Timeline(run.folder / "timeline.json", self.progress.step)
+            self.outcomes: list[Outcome] = []
+            """Of the rollouts of the present step, on every worker."""
+            self._encode(self.task.sample(0))  # a prompt that cannot work is better found now
+            self.judge.ready()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def spot(self) -> str:
+        """When the drafter is trained."""
+        return when_to_train(self.config, self.has_drafter)
+
+    def close(self) -> None:
+        self.judge.close()
+        self.cluster.close()
 
     def train(self) -> list[dict[str, float]]:
         """Run all remaining steps; returns the metrics of the whole run, step by step."""
@@ -125,30 +147,33 @@ class Trainer:
             signal.signal(signal.SIGINT, before)
             self.view.stop()
             metrics_log.close()
-            self.judge.close()
+            self.close()
         return read_lines(self.run.folder / "metrics.jsonl")
 
     def step(self) -> dict[str, float]:
         """One RL step."""
-        clock, before = Clock(self._on_part), self.engine.stats.snapshot()
+        clock, lost = Clock(self._on_part), len(self.cluster.lost)
+        self.outcomes = []
+        self.cluster.writers.clear()
         groups, cursor = self._collect(clock)
-        speculation = self.engine.stats.since(before)
+        spell = sum((o.spell for o in self.outcomes), Spell())
+        stats = sum((o.stats for o in self.outcomes), EngineStats())
         with clock.part("update_actor"):
             answers = [answer for group in groups for answer in group.answers()]
-            if self.spot:
-                self.spot.begin([len(a.prompt) for a in answers])
-            metrics = self.learner.update(answers, self.progress.step)
-            self.engine.refresh()
-        if self.spot:
+            metrics = self.cluster.update(answers, self.progress.step)
+        if self.spot in ("update", "both") and self._training_is_due:
             with clock.part("train_drafter"):
-                metrics |= self.spot.train(clock.elapsed)
-            self.progress.drafter_version = self.spot.trainer.version
+                spell = self.cluster.spend(self.config.spot.share * clock.elapsed)
+        if self.spot != "off":
+            with clock.part("merge_drafter"):
+                metrics |= self._next_drafter(spell, stats)
         self._check_update(metrics)
         self.progress.step += 1
         self.progress.cursor = cursor
         self._write_samples(groups)
         self._write_answers(groups)
-        metrics = describe(groups, self.config.rollout.max_tokens) | speculation | metrics
+        metrics = describe(groups, self.config.rollout.max_tokens) | stats.metrics() | metrics
+        metrics |= self._describe_workers(lost)
         tokens = sum(len(answer.tokens) for answer in answers)
         self.progress.metrics = metrics | clock.metrics(tokens)
         every = self.config.checkpoint.every
@@ -157,18 +182,40 @@ class Trainer:
                 self._save()
         return metrics | clock.metrics(tokens)
 
-    def _make_spot(self) -> BesideUpdate | None:
-        config = self.config.spot
-        if config.when == "off":
-            return None
-        if self.engine.neural is None:
-            raise UserError(
-                f"spot.when={config.when} trains a neural drafter, but there is none: set speculation.drafter=new to "
-                "begin with an untrained one, and leave speculation.mode at adaptive"
-            )
-        spot = BesideUpdate(self.engine.neural, config, self.config.seed, self.progress.drafter_version)
-        self.learner.watch = spot.watch
-        return spot
+    @property
+    def _training_is_due(self) -> bool:
+        return self.backoff.due(self.progress.step)
+
+    def _next_drafter(self, spell: Spell, stats: EngineStats) -> dict[str, float]:
+        """Make the next version from the drafters of all that trained -> what happened, as metrics."""
+        self._unmerged |= spell.steps > 0
+        verdict = None
+        if self._unmerged and time.perf_counter() - self._merged >= self._merge_s / self.config.spot.merge_share:
+            started = time.perf_counter()
+            verdict = self.cluster.merge()
+            self._merged = time.perf_counter()
+            self._merge_s, self._unmerged = self._merged - started, False
+        published = verdict is not None and verdict.better
+        self.progress.drafter_version += published
+        if verdict is not None:
+            self.backoff.note(verdict)
+        if stats.drafted_texts:
+            self.backoff.note_rollout(stats.held[1] / stats.drafted_texts)
+        self.progress.backoff = self.backoff.state()
+        metrics = describe_drafter(self.progress.drafter_version, published, spell, verdict)
+        return metrics | {"drafter/every": float(self.backoff.every)}
+
+    def _describe_workers(self, lost: int) -> dict[str, float]:
+        if self.config.cluster.workers == 1:
+            return {}
+        idle = sum(s.seconds for o in self.outcomes for s in o.spans if s.name == IDLE)
+        trained = sum(s.seconds for o in self.outcomes for s in o.spans if s.name == TRAIN)
+        return {
+            "cluster/workers": float(len(self.cluster.members)),
+            "cluster/lost": float(len(self.cluster.lost) - lost),
+            "cluster/idle_s": idle,
+            "cluster/training_s": trained,
+        }
 
     def _collect(self, clock: Clock) -> tuple[list[Group], int]:
         """Roll out the step's prompts; with dynamic sampling, replace groups that teach nothing, a few times."""
@@ -196,25 +243,44 @@ class Trainer:
             for i, group in groups.items()
             for k in range(samples)
         ]
+        expected = {r.id: self.lengths.expect(r.prompt) for r in requests}
         self.view.rollout_started(self.progress.step, len(requests))
-        self.round_log.step = self.progress.step + 1
+        finished = 0
         with clock.part("gen"):
-            self.engine.submit(requests)
-            while self.engine.unfinished:
-                for completion in self.engine.step():
+            for completions in self._answers(requests, expected):
+                for completion in completions:
                     group = groups[completion.request.id // samples]
                     group.completions[completion.request.id] = completion
                     text = self.tokenizer.decode(completion.tokens)
                     self.judge.submit(completion.request.id, group.sample, text, completion.tokens)
+                finished += len(completions)
                 self._take(self.judge.collect(), groups)
-                self.view.rollout_progress(len(requests) - self.engine.unfinished, self.engine.stats.decoded_tokens)
+                self.view.rollout_progress(finished, self.cluster.tokens)
                 self._stop_if_asked()
-        self.round_log.end()
         with clock.part("reward"):  # what is left of the last answers; the rest was judged meanwhile
             while self.judge.open:
                 self._take(self.judge.collect(block=True), groups)
                 self._stop_if_asked()
+        for group in groups.values():
+            self.lengths.learn(group.prompt, [len(c.tokens) for c in group.completions.values()])
+        with clock.part("end"):  # whoever trains is in the middle of a step
+            self._end_rollout()
         return list(groups.values())
+
+    def _answers(self, requests: list[Request], expected: dict[int, float]) -> Iterator[list[Completion]]:
+        train = self.spot in ("tail", "both") and self._training_is_due
+        return self.cluster.rollout(self.progress.step + 1, requests, expected, Way(), train)
+
+    def _end_rollout(self) -> None:
+        outcomes = self.cluster.end().values()
+        self.outcomes += outcomes
+        for span in (span for outcome in outcomes for span in outcome.spans):
+            self.timeline.add(span)
+        for worker, since, until in self.cluster.absences:
+            self.timeline.span(worker, LOST, since, until - since, self.progress.step + 1)
+        self.cluster.absences.clear()
+        if self.config.cluster.workers > 1:
+            self.run.write_decisions(self.progress.step + 1, self.cluster.decisions)
 
     def _open_group(self, index: int) -> Group:
         sample = self.task.sample(index)
@@ -222,7 +288,7 @@ class Trainer:
 
     def _encode(self, sample: Sample) -> tuple[int, ...]:
         tokens = tuple(self.tokenizer.encode_prompt(sample.prompt))
-        limit = self.config.task.max_prompt_tokens or self.engine.max_length - 1
+        limit = self.config.task.max_prompt_tokens or self.max_length - 1
         if not tokens or len(tokens) > limit:
             raise UserError(
                 f"the prompt of sample {sample.index} of {self.task.name} has {len(tokens)} tokens; "
@@ -279,21 +345,26 @@ class Trainer:
 
     def _write_answers(self, groups: list[Group]) -> None:
         """Length, reward and worker of every answer: what the step's metrics are made of."""
-        pairs = [(len(g.completions[i].tokens), g.rewards[i]) for g in groups for i in sorted(g.completions)]
-        lengths, rewards = [list(column) for column in zip(*pairs, strict=True)]
-        row = {"step": self.progress.step, "lengths": lengths, "rewards": rewards, "workers": [0] * len(pairs)}
+        rows = [
+            (len(g.completions[i].tokens), g.rewards[i], self.cluster.writers.get(i, 0))
+            for g in groups
+            for i in sorted(g.completions)
+        ]
+        lengths, rewards, workers = [list(column) for column in zip(*rows, strict=True)]
+        row = {"step": self.progress.step, "lengths": lengths, "rewards": rewards, "workers": workers}
         self.run.write_answers(row)
 
     def _save(self) -> None:
         started, before = time.time(), time.perf_counter()
-        self.progress.tuner = self.engine.tuner.state()
-        drafter = self.engine.neural if self.spot else None
-        self.run.save(self.model, self.tokenizer, self.learner, self.progress, drafter)
-        self.timeline.span(0, SAVE, started, time.perf_counter() - before, self.progress.step)
+        self.run.save(self.cluster.save, self.tokenizer, self.progress)
+        seconds = time.perf_counter() - before
+        for worker in self.cluster.members:
+            self.timeline.span(worker, SAVE, started, seconds, self.progress.step)
 
     def _on_part(self, part: str, seconds: float) -> None:
         if part in SPANS and seconds > SHORT:
-            self.timeline.span(0, SPANS[part], time.time() - seconds, seconds, self.progress.step + 1)
+            for worker in self.cluster.members:
+                self.timeline.span(worker, SPANS[part], time.time() - seconds, seconds, self.progress.step + 1)
 
     def _go_on(self) -> str:
         return f"paceline train --resume {self.run.folder}"
@@ -307,7 +378,7 @@ class Trainer:
     def _stop_if_asked(self) -> None:
         """Between two tokens is as good a place as any: a step that is dropped is made again, the same, on resuming."""
         if self.interrupted:
-            self.engine.clear()
+            self.cluster.clear()
             raise Interrupted
 
 
@@ -335,6 +406,21 @@ def describe(groups: list[Group], max_tokens: int) -> dict[str, float]:
         given = [v[name] for g in groups for v in g.values.values() if name in v]
         metrics[f"reward/{name}"] = len(given) / len(rewards) if name == "errors" else np.mean(given)
     return {name: float(value) for name, value in metrics.items()}
+
+
+def describe_drafter(version: int, published: bool, spell: Spell, verdict: DrafterVerdict | None) -> dict[str, float]:
+    """How the drafter's training went."""
+    metrics = {
+        "drafter/version": float(version),
+        "drafter/published": float(published),
+        "drafter/steps": float(spell.steps),
+        "drafter/thrown_away": float(spell.thrown_away),
+    }
+    if spell.steps:
+        metrics |= {"drafter/loss": spell.loss, "drafter/tok_s": spell.tokens / spell.seconds}
+    if verdict is not None:
+        metrics |= {"drafter/expected_accept_before": verdict.before, "drafter/expected_accept_after": verdict.after}
+    return metrics
 
 
 def reward_functions(config: Config, task: Task) -> list[tuple[str, float]]:

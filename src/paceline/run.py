@@ -5,10 +5,12 @@ moment leaves it usable: whole files are written aside and renamed, lines are ap
     RUN/metrics.jsonl                one line per step
     RUN/samples.jsonl                some answers of each step
     RUN/answers.jsonl                length, reward and worker of every answer
+    RUN/decisions.jsonl              which worker was told to decode, to give, to train or to stop, and why
     RUN/timeline.json                what every worker did when, as a Chrome trace
     RUN/report.html                  all of it as a page
     RUN/tensorboard/
     RUN/rewards.log                  what reward functions printed
+    RUN/workers.log                  what workers printed, where they are processes of their own
     RUN/checkpoints/step-000010/     the policy in Hugging Face form, and what is needed to go on
 """
 
@@ -19,24 +21,21 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
-from paceline.build import DRAFTER
+from paceline.cluster.coordinator import Assign, Order
 from paceline.config import Config, build_config
-from paceline.draft.neural import NeuralDrafter, save_drafter
 from paceline.errors import RunError, UserError
-from paceline.learn.learner import Learner
-from paceline.model import Decoder, save_model
 from paceline.model.tokenizer import Tokenizer
 from paceline.observe.metrics import append_line, cut_lines, read_lines
 
-STATE, LEARNER = "state.json", "learner.safetensors"
+STATE = "state.json"
 
 
 @dataclass
@@ -53,6 +52,8 @@ class Progress:
     """What the engine has learned about strategies."""
     drafter_version: int = 0
     """How often the run has published a drafter of its own."""
+    backoff: dict[str, Any] | None = None
+    """How often the drafter is trained."""
     metrics: dict[str, float] | None = None
     """Of the last step, as far as they were known when it was saved: a kill may come before they are logged."""
 
@@ -96,26 +97,16 @@ class Run:
         found = sorted(self.checkpoints.glob("step-*")) if self.checkpoints.is_dir() else []
         return found[-1] if found else None
 
-    def save(
-        self,
-        model: Decoder,
-        tokenizer: Tokenizer,
-        learner: Learner,
-        progress: Progress,
-        drafter: NeuralDrafter | None = None,
-    ) -> Path:
-        """Write a checkpoint aside, then rename it into place and let go of the oldest. A `drafter` is written too."""
+    def save(self, write: Callable[[Path], dict[str, Any]], tokenizer: Tokenizer, progress: Progress) -> Path:
+        """Write a checkpoint aside, then rename it into place and let go of the oldest. `write` puts weights and the
+        learner's state into a folder, and returns what the tuner knows."""
         target = self.checkpoints / f"step-{progress.step:06d}"
         aside = self.checkpoints / f".partial-{os.getpid()}"
         try:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
-            save_model(model, aside)
+            progress.tuner = write(aside)
             tokenizer.save(aside)
-            state = {name: t.detach().cpu().contiguous() for name, t in learner.state().items()}
-            save_file(state, aside / LEARNER)
-            if drafter is not None:
-                save_drafter(drafter, aside / DRAFTER)
             (aside / STATE).write_text(json.dumps(asdict(progress)) + "\n")
             _sync(aside)
             if target.exists():  # written before by the same steps: a rename cannot replace a full directory
@@ -130,21 +121,20 @@ class Run:
             shutil.rmtree(old, ignore_errors=True)
         return target
 
-    def restore(self, learner: Learner) -> Progress:
-        """Load what goes with the policy of the newest checkpoint, and forget what was logged after it."""
+    def restore(self) -> Progress:
+        """Where the newest checkpoint stands; what was logged after it is forgotten."""
         newest = self.newest_checkpoint()
         progress = Progress()
         if newest is not None:
             try:
                 progress = Progress(**json.loads((newest / STATE).read_text()))
-                learner.load(load_file(newest / LEARNER, device=str(learner.model.device)))
-            except (OSError, SafetensorError, KeyError, TypeError, ValueError) as err:
+            except (OSError, TypeError, ValueError) as err:
                 raise UserError(
                     f"the checkpoint {newest} cannot be read: {err}; remove it to go on from an older one"
                 ) from err
         for stale in self.checkpoints.glob(".*-*"):
             shutil.rmtree(stale, ignore_errors=True)
-        for name in ("metrics.jsonl", "samples.jsonl", "answers.jsonl"):
+        for name in ("metrics.jsonl", "samples.jsonl", "answers.jsonl", "decisions.jsonl"):
             cut_lines(self.folder / name, progress.step)
         logged = read_lines(self.folder / "metrics.jsonl")
         if progress.metrics and (not logged or logged[-1]["step"] < progress.step):
@@ -157,6 +147,13 @@ class Run:
 
     def write_answers(self, row: dict[str, Any]) -> None:
         append_line(self.folder / "answers.jsonl", row)
+
+    def write_decisions(self, step: int, decisions: list[tuple[float, Order]]) -> None:
+        """Who was told to do what in a rollout, when and why."""
+        for at, order in decisions:
+            what = {"step": step, "at": round(at, 3), "worker": order.worker, "order": type(order).__name__.lower()}
+            count = {"requests": len(order.requests)} if isinstance(order, Assign) else {}
+            append_line(self.folder / "decisions.jsonl", what | count | {"reason": order.reason})
 
     def _disk_error(self, err: Exception, what: str) -> RunError:
         newest = self.newest_checkpoint()

@@ -64,7 +64,8 @@ class Worker:
 
 class Cluster:
     def __init__(self, workers: int, requests: int, slots: int):
-        self.step, self.slots = Step(workers, {r: 1.0 + r % 5 for r in range(requests)}), slots
+        expected = {r: 1.0 + r % 5 for r in range(requests)}
+        self.step, self.slots = Step(workers, expected, group=1 + requests % 4), slots
         self.workers: list[Worker | None] = [Worker(w, 1) for w in range(workers)]
         self.lives = [1] * workers
         self.late: list[Report] = []  # of former lives, still on their way

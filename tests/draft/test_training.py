@@ -95,6 +95,30 @@ def test_texts_do_not_see_each_other():
     assert not torch.isclose(whole, first)
 
 
+@pytest.mark.parametrize("mine", [0, 1, 2])
+def test_nothing_in_a_pack_reaches_another_text(mine):
+    """What is learned from one text depends on no feature and no token of the others, before it or behind it."""
+    model = tiny_model(dtype=torch.float64)
+    drafter = NeuralDrafter(model, DrafterShape(64, 300)).init_weights(1, std=0.2)  # a window longer than any text
+    dice, lengths = random.Random(3), [150, 3, 140]  # the last one lies across two blocks of attention
+    texts = read_texts(drafter, [([dice.randrange(128) for _ in range(n)], 1) for n in lengths])
+    owner = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
+    texts.learn &= owner == mine
+    texts.features.requires_grad_(True)
+    before, _ = unrolled_loss(drafter, texts, 4, "soft")
+    before.backward()
+    reached = texts.features.grad.abs().sum(-1) > 0
+    assert bool(reached[owner == mine][:-2].all()), "of its own, all but the last, which nothing follows"
+    assert not bool(reached[owner != mine].any())
+    changed = Texts(**{name: tensor.detach().clone() for name, tensor in vars(texts).items()})
+    others = owner != mine
+    changed.tokens[others] = (changed.tokens[others] + 1) % 128
+    changed.features[others] += 1.0
+    changed.hidden[others] -= 1.0
+    after, _ = unrolled_loss(drafter, changed, 4, "soft")
+    assert torch.equal(before.detach(), after)
+
+
 @pytest.mark.parametrize("loss", ["soft", "overlap"])
 def test_both_losses_go_down(loss):
     model = tiny_model(dtype=torch.float32)

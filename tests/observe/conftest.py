@@ -4,36 +4,72 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
 from paceline.config import load_config
+from paceline.loop import Trainer, train
 from paceline.observe.rounds import RoundLog
 from paceline.observe.timeline import Timeline
 from paceline.rollout.stats import Round
+from paceline.run import Run
 
 QUICK = [
     "steps=4", "rollout.prompts=3", "rollout.samples=8", "rollout.max_tokens=90", "checkpoint.every=2",
-    "log.tensorboard=false", "model.threads=1",
+    "log.tensorboard=false", "model.threads=1", "cluster.workers=1",
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def real_run(tmp_path_factory) -> Path:
-    from paceline.loop import train
-
     folder = tmp_path_factory.mktemp("runs") / "real"
     train(load_config(None, [*QUICK, f"run_dir={folder}"]))
     return folder
 
 
-def made_run(folder: Path, steps: int, workers: int = 4, guesses: bool = True, planned: int | None = None) -> Path:
+class Struck(Trainer):
+    """Loses worker 1 in the rollout of the second step; the fourth begins when it is there again."""
+
+    def step(self) -> dict[str, float]:
+        if self.progress.step == 3:
+            end = time.monotonic() + 120
+            while len(self.cluster._living) < 2 and time.monotonic() < end:
+                self.cluster._listen(0.05)
+        return super().step()
+
+    def _answers(self, requests, expected):
+        for n, completions in enumerate(super()._answers(requests, expected)):
+            if self.progress.step == 1 and n == 1:
+                os.kill(self.cluster.transport.pid(1), signal.SIGKILL)
+            yield completions
+
+
+@pytest.fixture(scope="session")
+def struck_run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "struck"
+    words = [*QUICK, "steps=5", "cluster.workers=2", "spot.rarely=1", f"run_dir={folder}"]
+    run = Run.create(load_config(None, words))
+    Struck(run.config, run).train()
+    return folder
+
+
+def made_run(
+    folder: Path,
+    steps: int,
+    workers: int = 4,
+    guesses: bool = True,
+    planned: int | None = None,
+    lost: int | None = None,
+) -> Path:
     """Workers that finish one after the other; those that wait train the drafter, of which every third step has a new
-    version."""
+    version. In step `lost`, if there is one, worker 1 is lost for good."""
     folder.mkdir(parents=True)
-    settings = {"steps": planned or steps, "rollout": {"samples": 5}}
+    settings = {"steps": planned or steps, "rollout": {"samples": 5}, "cluster": {"workers": workers}}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     timeline = Timeline(folder / "timeline.json")
     now = timeline._zero + 0.1
@@ -51,6 +87,8 @@ def made_run(folder: Path, steps: int, workers: int = 4, guesses: bool = True, p
             "timing_s/gen": 4.0 if workers > 1 else 1.0,
             "timing_s/step": 6.0,
             "drafter/version": float(step // 3),
+            "drafter/published": float(step % 3 == 0),
+            "cluster/lost": float(step == lost),
         }
         lengths = [40 + (n * n) // 12 for n in range(90)]
         answers = {"step": step, "lengths": lengths, "rewards": [0.0] * 90, "workers": [0] * 90}
@@ -58,6 +96,8 @@ def made_run(folder: Path, steps: int, workers: int = 4, guesses: bool = True, p
             with open(folder / name, "a") as out:
                 out.write(json.dumps(line) + "\n")
         for worker in range(workers):
+            if worker == 1 and lost and step >= lost:
+                continue
             decode(timeline, worker, step, now, (worker + 1.0) * (4.0 / workers if workers > 1 else 1.0), guesses)
             waits = 4.0 - (worker + 1.0) * 4.0 / workers
             if waits > 0 and workers > 1:

@@ -84,6 +84,12 @@ def test_a_real_run(real_run, tmp_path, width):
     assert seen["figures"].keys() >= CHARTS | {f"fig-lanes-{step}" for step in (1, 2, 3, 4)}
 
 
+def test_two_workers_of_which_one_is_lost(struck_run, tmp_path):
+    seen = look(write_report(struck_run)[0].read_text(), tmp_path)
+    check(seen)
+    assert seen["figures"].keys() >= CHARTS | {f"fig-lanes-{step}" for step in (1, 2, 3, 4, 5)}
+
+
 @pytest.mark.parametrize("steps", [1, 30, 400])
 def test_many_workers_and_a_changing_drafter(tmp_path, steps):
     seen = look(

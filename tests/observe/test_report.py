@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 from paceline.config import load_config
+from paceline.observe.lanes import by_step
+from paceline.observe.losses import Loss, describe_losses, find_losses
 from paceline.observe.report import page, write_report
 from paceline.observe.rounds import tallies
 from paceline.observe.rundata import read_run
-from paceline.observe.timeline import ROLLOUT, UPDATE, read_timeline
+from paceline.observe.timeline import LOST, ROLLOUT, TRAIN, UPDATE, read_timeline
 from paceline.observe.worth import measure, sentences, verdict
 
 from .conftest import QUICK, made_run
@@ -157,6 +159,85 @@ def test_training_when_nobody_decodes_is_a_cost(tmp_path):
         timeline.span(worker, "train drafter", timeline._zero + 10, 2.0, 1)
     w = measure(read_run(run))
     assert w.cost_s == pytest.approx(4.0, abs=1e-3) and w.training_s == pytest.approx(5.5, abs=1e-3)
+
+
+def test_who_waits_for_training_to_end_pays_too(tmp_path):
+    """One worker trains for half a second after the last reward, then a version is made, and all four wait."""
+    from paceline.observe.timeline import Timeline
+
+    run = made_run(tmp_path / "run", steps=1)
+    begun = min(s.start for s in read_timeline(run / "timeline.json"))
+    timeline = Timeline(run / "timeline.json", 1)
+    zero = timeline._zero
+    timeline.span(2, "train drafter", zero + begun + 4.1, 0.6, 1)
+    timeline.span(0, "merge drafter", zero + begun + 5.0, 0.25, 1)
+    w = measure(read_run(run))
+    assert w.cost_s == pytest.approx(4 * 0.75, abs=1e-3) and w.training_waiting_s == pytest.approx(4.5, abs=1e-3)
+    assert "It cost 3.00 s of worker time" in " ".join(sentences(w))
+
+
+def test_a_worker_that_is_lost_and_comes_back(struck_run, capsys):
+    run = read_run(struck_run)
+    assert run.workers == [0, 1] and [row["cluster/lost"] for row in run.metrics] == [0, 1, 0, 0, 0]
+    [loss] = find_losses(run)
+    assert (loss.worker, loss.step) == (1, 2) and loss.back in (3, 4) and loss.seconds > 0.5
+    text = write_report(struck_run)[0].read_text()
+    said = f"Worker 1 was lost in step 2 and took part again in step {loss.back}, {loss.seconds:.1f} s later."
+    assert said in text and ">lost</li>" in text and re.search("Step 2, .*the first with a loss", text)
+    assert command("report", struck_run) == 0 and said in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_each_step_shows_its_part_of_a_loss(struck_run):
+    run = read_run(struck_run)
+    [loss] = find_losses(run)
+    for step, spans in by_step(run).items():
+        others = [s for s in spans if s.name != LOST]
+        lost = [s for s in spans if s.name == LOST]
+        assert [s.worker for s in lost] == ([1] if 2 <= step < loss.back else [])
+        for span in lost:
+            assert min(s.start for s in others) <= span.start and span.end <= max(s.end for s in others)
+            assert not any(s.worker == 1 and s.start < span.end and span.start < s.end for s in others)
+    took_part = {(s.step, s.worker) for s in run.spans if s.name == UPDATE}
+    assert {step for step, worker in took_part if worker == 1} == {1, *range(loss.back, 6)}
+    assert any(s.name == TRAIN for s in run.spans), "whoever runs dry trains"
+
+
+def test_a_worker_that_is_lost_for_good(tmp_path):
+    run = read_run(made_run(tmp_path / "run", steps=4, lost=2))
+    assert find_losses(run) == [Loss(1, 2)]
+    text = page(run, measure(run))
+    assert "Worker 1 was lost in step 2 and did not come back." in text and ">lost</li>" in text
+    lost = {step: [s for s in spans if s.name == LOST] for step, spans in by_step(run).items()}
+    assert [len(lost[step]) for step in (1, 2, 3, 4)] == [0, 1, 1, 1]
+    first = read_run(made_run(tmp_path / "first", steps=2, workers=2, lost=1))
+    assert find_losses(first) == [Loss(1, 1)] and first.workers == [0, 1], "of which there is no span at all"
+
+
+def test_a_loss_without_a_timeline_and_many_losses(tmp_path):
+    run = made_run(tmp_path / "run", steps=3, lost=2)
+    (run / "timeline.json").unlink()
+    assert describe_losses(find_losses(read_run(run))) == ["A worker was lost in step 2."]
+    said = describe_losses([Loss(n % 3, n + 1, n + 2, 4.0) for n in range(8)] + [Loss(2, 9)])
+    assert said == ["Workers were lost 9 times, first in step 1, last in step 9; 1 did not come back."]
+
+
+def test_versions_of_the_drafter_are_drawn_behind_the_step_that_published_them(tmp_path):
+    text = write_report(made_run(tmp_path / "run", steps=7))[0].read_text()
+    figure = text[text.index('id="fig-accept"') : text.index('id="fig-strategies"')]
+    at = {name: float(x) for x, name in re.findall(r'<text x="([\d.]+)"[^>]*>(v\d+)<', figure)}
+    dots = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', figure)]
+    assert at.keys() == {"v1", "v2"} and figure.count("stroke-dasharray") == 2
+    assert dots[2] < at["v1"] < dots[3] and dots[5] < at["v2"] < dots[6]
+
+
+def test_the_longest_tenth_where_most_are_cut_short(tmp_path):
+    run = made_run(tmp_path / "run", steps=1)
+    lengths = [50] * 10 + [200] * 30
+    row = {"step": 1, "lengths": lengths, "rewards": [0.0] * 40, "workers": [0] * 40}
+    (run / "answers.jsonl").write_text(json.dumps(row) + "\n")
+    text = write_report(run)[0].read_text()
+    assert "the longest tenth: from 200 tokens on" in text
+    assert f"The longest tenth holds {4 * 200 / sum(lengths):.0%} of all tokens" in text
 
 
 def test_a_run_without_guesses(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.compare import explain
+from paceline.rollout.differences import explain
 
 from .reasoner import plainly, problems, reasoner, toggled
 

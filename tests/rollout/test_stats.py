@@ -33,7 +33,7 @@ def test_metrics_tell_what_every_round_did():
     middle, after_first = engine.stats.snapshot(), len(rounds)
     guesses.clear()
     list(engine.run([Request(100 + r.id, r.prompt, r.sampling) for r in problems(8, 60)]))
-    metrics, rounds = engine.stats.since(middle), rounds[after_first:]
+    metrics, rounds = engine.stats.since(middle).metrics(), rounds[after_first:]
 
     decoded = [r for r in rounds if r.strategy != "prefill"]
     spec = [r for r in decoded if r.strategy != "plain"]
@@ -51,7 +51,7 @@ def test_metrics_tell_what_every_round_did():
     assert sum(shares.values()) == pytest.approx(1) and min(shares.values()) > 0
     plain = sum(r.seconds for r in decoded if r.strategy == "plain")
     assert shares["plain"] == pytest.approx(plain / sum(r.seconds for r in rounds))
-    assert engine.stats.since(before)["rollout/rounds"] > metrics["rollout/rounds"]
+    assert engine.stats.since(before).metrics()["rollout/rounds"] > metrics["rollout/rounds"]
     assert f"{metrics['rollout/spec_accept_length']:.2f} tokens per check" in guessing(metrics)
 
 
@@ -59,7 +59,7 @@ def test_a_rollout_without_guesses_has_no_acceptance():
     engine = Engine(reasoner(), EngineSettings(max_batch=4))
     before = engine.stats.snapshot()
     list(engine.run(problems(4, 8)))
-    metrics = engine.stats.since(before)
+    metrics = engine.stats.since(before).metrics()
     assert metrics["rollout/spec_accept_length"] == 1.0 and metrics["rollout/spec_rounds"] == 0
     assert not any(name.startswith("rollout/spec_accept_at") for name in metrics)
     assert metrics["rollout/share/draft"] == metrics["rollout/share/verify"] == 0

@@ -18,6 +18,7 @@ from paceline.spot.trainer import texts_of
 WORDS = [
     "steps=5", "rollout.prompts=4", "rollout.samples=4", "rollout.max_tokens=80", "task.difficulty=easy",
     "log.tensorboard=false", "checkpoint.every=5", "speculation.drafter=new", "spot.when=update", "spot.share=0.6",
+    "spot.merge_share=1", "cluster.workers=1",
 ]  # fmt: skip
 
 
@@ -38,11 +39,12 @@ def test_a_drafter_that_begins_untrained_learns_and_goes_on_after_a_resume(tmp_p
     newest = run.newest_checkpoint()
     assert newest and (newest / "drafter" / "config.json").is_file(), "beside the policy, where `auto` finds it"
     resumed = Trainer(run.config, Run.open(run.folder))
-    resumed.judge.close()
-    assert resumed.spot and resumed.spot.trainer.version == versions[-1]
-    trained = load_drafter(newest / "drafter", resumed.model)
-    assert torch.equal(resumed.engine.neural.fc, trained.fc)
-    untrained = NeuralDrafter(resumed.model, trained.shape).init_weights(config.seed)
+    assert resumed.progress.drafter_version == versions[-1]
+    worker = resumed.cluster.transport.worker
+    trained = load_drafter(newest / "drafter", worker.model)
+    assert torch.equal(worker.neural.fc, trained.fc)
+    untrained = NeuralDrafter(worker.model, trained.shape).init_weights(config.seed)
+    resumed.close()
     assert not torch.equal(trained.fc, untrained.fc)
 
 
@@ -51,16 +53,16 @@ def test_the_learner_shows_what_the_policy_thought_before_the_update(tmp_path):
     trainer = Trainer(config, Run.create(config))
     try:
         seen = {}
-        spot = trainer.spot
-        update = trainer.learner.update
+        worker = trainer.cluster.transport.worker
+        spot, teach = worker.spot, worker.teach
 
-        def note(answers, step):
+        def note(answers, step, scores):
             for a in answers:
                 tokens = [*a.prompt, *a.tokens]
                 seen[tuple(tokens)] = read_texts(spot.trainer.drafter, [(tokens, len(a.prompt))])
-            return update(answers, step)
+            return teach(answers, step, scores)
 
-        trainer.learner.update = note
+        worker.teach = note
         trainer.step()
         assert len(seen) == len(spot.buffer.samples) == 8
         for sample in spot.buffer.samples:
@@ -69,7 +71,7 @@ def test_the_learner_shows_what_the_policy_thought_before_the_update(tmp_path):
             for name in ("tokens", "place", "features", "hidden", "learn"):
                 torch.testing.assert_close(getattr(texts, name), getattr(wanted, name))
     finally:
-        trainer.judge.close()
+        trainer.close()
 
 
 @pytest.mark.parametrize("words", [["speculation.drafter=none"], ["speculation.mode=plain"]])
@@ -77,3 +79,18 @@ def test_there_must_be_a_drafter_to_train(tmp_path, words):
     config = load_config(None, [*WORDS, *words, f"run_dir={tmp_path / 'run'}"])
     with pytest.raises(UserError, match=r"speculation\.drafter=new"):
         train(config)
+
+
+def test_training_backs_off_and_a_resumed_run_remembers_it(tmp_path):
+    config = load_config(None, [*WORDS, "spot.share=0.1", f"run_dir={tmp_path / 'run'}"])
+    trainer = Trainer(config, Run.create(config))
+    try:
+        trainer.backoff.every = 2
+        trained = [trainer.step()["drafter/steps"] > 0 for _ in range(3)]
+        trainer._save()
+    finally:
+        trainer.close()
+    assert trained == [True, False, True]
+    resumed = Trainer(config, Run.open(tmp_path / "run"))
+    resumed.close()
+    assert resumed.backoff.state() == trainer.backoff.state()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline.draft.training import batches
@@ -29,6 +29,7 @@ def answer(length: int, prompt: int = 3, mark: float = 0.0):
     st.lists(st.one_of(st.integers(10, 10_000), st.none()), max_size=60),
     st.integers(1, 12_000),
 )
+@example([10, 10_000, None, 10_000, 10, 5_000, 10], 12_000)  # both ends, whatever is drawn
 def test_never_more_bytes_than_it_may_have(history, room):
     buffer = SpotBuffer(room * EACH)
     for length in history:

@@ -53,7 +53,7 @@ def test_learns_a_policy_whose_next_token_is_known_and_publishes_it(spot):
     """Off by one anywhere between tokens and features, and the right guess could not be known."""
     before = spot.judge()
     spell = spot.train(rounds(120))
-    old, new = spot.judge()
+    old, new, _ = spot.judge()
     assert before[0] == old < 1.5 and new > 3.5, "of at most four tokens per check"
     assert spell.steps == 120 and spell.tokens > 0 and spell.loss < 1
     untouched = spot.drafter.fc.clone()
@@ -80,7 +80,7 @@ def test_a_worse_drafter_is_not_published():
     best = drafter.fc.clone()
     bad = SpotTrainer(drafter, buffer, TrainSettings(lr=3.0, runs=3, warmup=1))
     bad.train(rounds(10))
-    old, new = bad.judge()
+    old, new, _ = bad.judge()
     assert new < old and not bad.publish().better and bad.version == 0
     assert torch.equal(drafter.fc, best)
     assert bad.judge()[1] == pytest.approx(old), "and training goes on from the last version"
@@ -93,6 +93,18 @@ def test_a_loss_that_is_not_finite_is_thrown_away(spot):
     spell = spot.train(rounds(4))
     assert spell.steps == 0 and spell.thrown_away == 4
     assert torch.equal(spot._trainer.copy.fc, before) and spot.publish() is None
+
+
+def test_with_a_reduced_vocabulary_training_sees_the_head_that_the_policy_has_now():
+    policy, vocab = counting_policy(), torch.arange(0, 48, 2)
+    drafter = NeuralDrafter(policy, DrafterShape(64, 32), vocab).init_weights(0, std=0.1)
+    spot = SpotTrainer(drafter, SpotBuffer(2**24), FAST)
+    for sample in counted(drafter, 20):
+        spot.buffer.put(sample)
+    spot.train(rounds(1))
+    policy.head.weight.data.mul_(0.5)  # the policy has learned
+    spot.train(rounds(1))
+    assert torch.equal(spot._trainer.copy.head(), policy.head.weight[vocab])
 
 
 def test_nothing_to_learn_from_ends_training_at_once():
@@ -116,6 +128,23 @@ def test_steps_come_to_take_the_time_that_is_set(spot):
     spot.train(rounds(60))
     assert 180 <= sum(sizes[-10:]) / 10 <= 260, "0.35 s are 250 tokens, less what does not fit a pack"
     assert max(0.1 + n / 1000 for n in sizes[5:]) < 0.5
+
+
+def test_steps_do_not_shrink_where_that_saves_no_time(spot):
+    """A machine that takes a fifth of a second for a step of any size, though a twentieth is asked for."""
+    now, sizes = 0.0, []
+    step = spot._trainer.step
+
+    def slow(texts, progress=0.0):
+        nonlocal now
+        now += 0.2
+        sizes.append(len(texts.tokens))
+        return step(texts, progress)
+
+    spot._trainer.step, spot._clock, spot.settings = slow, lambda: now, SpotSettings(step_s=0.05)
+    spot.size = 1024.0
+    spot.train(rounds(40))
+    assert sum(sizes[-20:]) / 20 > 500
 
 
 def test_expected_accept_length_of_a_drafter_that_knows_and_of_one_that_does_not(spot):

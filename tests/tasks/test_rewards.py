@@ -146,10 +146,10 @@ def test_what_goes_wrong_is_part_of_the_verdict(file, name, problem, workers):
     assert f"{file}:{name}" in verdict.error and problem in verdict.error
 
 
-@pytest.mark.parametrize(("name", "problem"), [("hangs", "took longer than 0.5 s"), ("exits", "ended its process")])
+@pytest.mark.parametrize(("name", "problem"), [("hangs", "took longer than 2 s"), ("exits", "ended its process")])
 def test_a_lost_process_costs_one_answer(file, name, problem):
     texts = ["ok", "ok", "slow", "ok", "ok"]
-    got = verdicts([(f"{file}:{name}", 1.0)], texts, timeout_s=0.5)
+    got = verdicts([(f"{file}:{name}", 1.0)], texts, timeout_s=2)  # what a busy machine may take for the others
     assert [v.error is None for v in got] == [True, True, False, True, True]
     assert f"{file}:{name}" in got[2].error and problem in got[2].error
 

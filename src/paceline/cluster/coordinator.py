@@ -114,9 +114,10 @@ class Desk:
 class Step:
     """The books of one rollout."""
 
-    def __init__(self, workers: int, expected: dict[int, float]):
-        """`expected` is how long each request's answer may become: they are dealt so that workers end together."""
-        self.expected = expected
+    def __init__(self, workers: int, expected: dict[int, float], group: int = 1):
+        """`expected` is how long each request's answer may become: they are dealt so that workers end together. Those
+        of a `group`, whose numbers are neighbours, have the same prompt and stay together if they can."""
+        self.expected, self.group = expected, group
         self.desks = [Desk() for _ in range(workers)]
         self.free = set(expected)  # held by nobody
         self.done: set[int] = set()
@@ -190,17 +191,22 @@ def decide(step: Step, train: bool = True) -> list[Order]:
 
 
 def _deal(step: Step) -> list[Order]:
-    """Give requests that nobody holds to the living: the longest first, each to whom has least to write. Those of one
-    prompt have neighbouring numbers and equal expectations, so they stay together as long as that is fair."""
+    """Give requests that nobody holds to the living: the longest first, each to whom has least to write. A group
+    goes as one while there are enough groups for everybody."""
     living = [w for w, d in enumerate(step.desks) if d.alive]
     if not living:
         return []
+    groups: dict[int, list[int]] = {}
+    for request in sorted(step.free):
+        groups.setdefault(request // step.group, []).append(request)
+    lots = list(groups.values()) if len(groups) >= len(living) else [[request] for request in sorted(step.free)]
+    length = {lot[0]: sum(step.expected[r] for r in lot) for lot in lots}
     load = {w: sum(step.expected[r] for r in step.desks[w].holds) for w in living}
     shares: dict[int, list[int]] = {}
-    for request in sorted(step.free, key=lambda r: (-step.expected[r], r)):
+    for lot in sorted(lots, key=lambda lot: (-length[lot[0]], lot[0])):
         worker = min(living, key=lambda w: (load[w], w))
-        load[worker] += step.expected[request]
-        shares.setdefault(worker, []).append(request)
+        load[worker] += length[lot[0]]
+        shares.setdefault(worker, []).extend(lot)
     return [Assign(w, f"{len(ids)} requests without a worker", tuple(ids)) for w, ids in sorted(shares.items())]
 
 

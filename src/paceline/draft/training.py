@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -134,6 +134,8 @@ def unrolled_loss(
     total, weight = torch.zeros((), device=texts.tokens.device), 0.0
     agree = []
     for run, (_, logits, target) in enumerate(_unroll(drafter, texts, runs)):
+        if not len(logits):  # all texts are shorter than that
+            break
         total, weight = total + discount**run * _distance(logits, target, loss), weight + discount**run
         agree.append(float((logits.argmax(-1) == target.argmax(-1)).float().mean()))
     return total / weight, agree
@@ -182,11 +184,9 @@ class DrafterTrainer:
 
     def __init__(self, drafter: NeuralDrafter, settings: TrainSettings):
         self.drafter, self.settings = drafter, settings
-        self.copy = NeuralDrafter(drafter.policy, drafter.shape, drafter.vocab)
-        self.copy.load_state_dict(drafter.state_dict())
-        self.copy.requires_grad_(True)
-        self._masters = [p.detach().float() for p in self.copy.parameters()]  # the weights themselves, if float32
-        self.optimizer = torch.optim.AdamW(self._masters, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+        self.copy = copy_of(drafter).requires_grad_(True)
+        self.masters = [p.detach().float() for p in self.copy.parameters()]  # the weights themselves, if float32
+        self.optimizer = torch.optim.AdamW(self.masters, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
         self.steps = 0
 
     def step(self, texts: Texts, progress: float = 0.0) -> tuple[float, list[float]]:
@@ -208,16 +208,59 @@ class DrafterTrainer:
 
     @torch.no_grad()
     def _update(self) -> None:
-        for weight, master in zip(self.copy.parameters(), self._masters, strict=True):
+        for weight, master in zip(self.copy.parameters(), self.masters, strict=True):
             master.grad = None if weight.grad is None else weight.grad.float()
         self.optimizer.step()
-        for weight, master in zip(self.copy.parameters(), self._masters, strict=True):
+        self._follow()
+
+    def _follow(self) -> None:
+        """The masters have changed: so does the copy."""
+        for weight, master in zip(self.copy.parameters(), self.masters, strict=True):
             weight.copy_(master)
+
+    @torch.no_grad()
+    def replace(self, weights: Sequence[Tensor]) -> None:
+        """Go on from these weights; the optimizer keeps what it knows."""
+        for master, weight in zip(self.masters, weights, strict=True):
+            master.copy_(weight)
+        self._follow()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that training goes on with: tensors by name, and plain values."""
+        tensors: dict[str, Tensor] = {}
+        for (name, _), master in zip(self.copy.named_parameters(), self.masters, strict=True):
+            moments = self.optimizer.state.get(master, {})
+            tensors |= {f"{part}.{name}": tensor for part, tensor in {"master": master, **moments}.items()}
+        return tensors, {"steps": self.steps}
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        masters = [tensors[f"master.{name}"] for name, _ in self.copy.named_parameters()]
+        for (name, _), own, kept in zip(self.copy.named_parameters(), self.masters, masters, strict=True):
+            if own.shape != kept.shape:
+                raise ValueError(f"tensor {name} has shape {list(kept.shape)}, but the drafter has {list(own.shape)}")
+        self.replace(masters)
+        self.optimizer.state.clear()
+        for (name, _), master in zip(self.copy.named_parameters(), self.masters, strict=True):
+            if f"step.{name}" in tensors:
+                moments = {p: tensors[f"{p}.{name}"].to(master.device, copy=True) for p in ("exp_avg", "exp_avg_sq")}
+                # AdamW counts on the host.
+                self.optimizer.state[master] = {"step": tensors[f"step.{name}"].to("cpu", copy=True), **moments}
+        self.steps = values["steps"]
 
     @torch.no_grad()
     def publish(self) -> None:
         for mine, trained in zip(self.drafter.parameters(), self.copy.parameters(), strict=True):
             mine.copy_(trained)
+
+
+@torch.no_grad()
+def copy_of(drafter: NeuralDrafter, weights: Sequence[Tensor] | None = None) -> NeuralDrafter:
+    """Another drafter of the same policy, with the same weights or with these."""
+    copy = NeuralDrafter(drafter.policy, drafter.shape, drafter.vocab)
+    for own, weight in zip(copy.parameters(), weights or list(drafter.parameters()), strict=True):
+        own.copy_(weight)
+    return copy
 
 
 def batches(

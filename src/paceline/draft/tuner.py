@@ -144,7 +144,9 @@ class Tuner:
             return
         self.seconds += seconds
         if self._now.exploring:
-            self.explored += seconds
+            # A graph is captured once and serves from then on: that is not charged to the look it came with.
+            captured = not warm and not made_up
+            self.explored += min(seconds, self._cost(self.bucket(batch), strategy)) if captured else seconds
         if warm:
             self._costs[strategy].setdefault(self.bucket(batch), Cost()).add(seconds, self.round)
         elif made_up:
@@ -152,6 +154,10 @@ class Tuner:
             self._catching_up.setdefault(strategy.drafter, deque(maxlen=LATEST)).append(each)
         if accepted is not None:
             self._acceptance[strategy.family].observe(self.round, strategy.depth, accepted)
+
+    def renew(self) -> None:
+        """A drafter has changed, so old looks at its strategies say little: what they took too much is forgiven."""
+        self.explored = min(self.explored, self.explore * self.seconds)
 
     def _in_doubt(self, size: int, best: Strategy) -> bool:
         """Whether what plain decoding takes is not known, or not well known where guessing pays so little that it may

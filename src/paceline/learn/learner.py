@@ -1,11 +1,16 @@
-"""The learner: turns the answers of a step and their rewards into an update of the policy, in place."""
+"""The learner: turns the answers of a step and their rewards into an update of the policy, in place.
+
+Several learners can share the work. What a step teaches is the same `Lesson` for all; each makes the gradients of its
+share of the answers, somebody sums them, and then each applies the sum to the parameters that its optimizer holds.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +27,7 @@ from paceline.tasks.sample import mix_seed
 
 T = TypeVar("T")
 ADVANTAGES = {"grpo": adv.grpo, "dapo": adv.grpo, "dr_grpo": adv.dr_grpo, "rloo": adv.rloo}
+SUMMED = ("loss", "entropy", "clipped", "update_kl", "mismatch", "mismatch_k3", "kl")
 
 
 @dataclass
@@ -37,9 +43,39 @@ class Sums:
     def mean(self, name: str, count: int) -> float:
         return float(self.values[name]) / count
 
+    def tensor(self, device: torch.device) -> Tensor:
+        """All of them in a fixed order, so that those of several learners can be added."""
+        zero = torch.zeros((), dtype=torch.float64, device=device)
+        return torch.stack([self.values.get(name, zero) for name in SUMMED])
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Sums:
+        return cls(dict(zip(SUMMED, tensor.unbind(), strict=True)))
+
+
+class Score(NamedTuple):
+    """Log-probabilities of an answer before the step's first update, where they are needed."""
+
+    old: Tensor | None
+    reference: Tensor | None
+
+
+@dataclass
+class Lesson:
+    """What a step teaches."""
+
+    answers: list[Answer]
+    scores: list[Score]
+    advantage: list[Tensor]
+    updates: list[list[int]]
+    """Answers of each update that is made of them."""
+    fresh: int
+    """Updates in which each answer is learned from for the first time."""
+
 
 class Learner:
-    def __init__(self, model: Decoder, config: Config):
+    def __init__(self, model: Decoder, config: Config, names: Iterable[str] | None = None):
+        """`names` are the parameters that this learner's optimizer holds; all, unless others share the work."""
         self.model, self.config = model, config
         c = config.learn
         self.optimizer = AdamW(
@@ -49,50 +85,57 @@ class Learner:
             weight_decay=c.weight_decay,
             state_dtype=torch.bfloat16 if c.optimizer_dtype == "bfloat16" else torch.float32,
             master_weights=c.master_weights,
+            names=names,
         )
         self.reference = copy.deepcopy(model).requires_grad_(False) if c.kl_coef else None
         self.watch: Watch | None = None
         """Is shown what the policy thinks of each answer, the first time it is learned from."""
+        self.on_batch: Callable[[], None] = lambda: None
+        """Called after every micro-batch."""
         self.updates = 0
         self.total_updates = config.steps * c.epochs * c.minibatches
         self.temperature = config.rollout.temperature or 1.0
 
     def update(self, answers: list[Answer], step: int) -> dict[str, float]:
-        """Learn from the answers of a step, which come group by group, `rollout.samples` each."""
+        """Learn from the answers of a step, which come group by group, `rollout.samples` each: the whole of it."""
+        everything = range(len(answers))
+        lesson = self.lesson(answers, step, self.score(answers, everything))
+        done = []
+        for update, members in enumerate(lesson.updates):
+            sums = self.gradients(lesson, update, members)
+            done.append(self.apply(lesson, update, sums))
+        return mean_metrics(done)
+
+    def score(self, answers: list[Answer], share: Sequence[int]) -> list[Score]:
+        """What has to be known of these answers before the policy changes."""
         c = self.config.learn
-        wide = torch.float64 if self.model.dtype == torch.float64 else torch.float32
+        # Old log-probabilities are the present ones, unless more than one update is made of the same answers.
+        several = c.epochs * c.minibatches > 1
+        reference_first = self.reference is not None and c.algorithm == "reinforce_pp"
+        mine = [answers[i] for i in share]
+        nothing: list[Tensor | None] = [None] * len(mine)
+        old = self._logprobs(self.model, mine) if several or reference_first else nothing
+        reference = self._logprobs(self.reference, mine) if self.reference is not None else nothing
+        return [Score(*pair) for pair in zip(old, reference, strict=True)]
+
+    def lesson(self, answers: list[Answer], step: int, scores: list[Score]) -> Lesson:
+        c = self.config.learn
         rewards = torch.tensor([a.reward for a in answers], dtype=torch.float64)
         if c.overlong_buffer:
             lengths = torch.tensor([len(a.tokens) for a in answers])
             limit = self.config.rollout.max_tokens
             rewards = rewards + adv.overlong_penalty(lengths, limit, c.overlong_buffer, c.overlong_penalty)
-        # Old log-probabilities are the present ones, unless more than one update is made of the same answers.
-        several = c.epochs * c.minibatches > 1
-        reference_first = self.reference is not None and c.algorithm == "reinforce_pp"
-        old = self._score(self.model, answers) if several or reference_first else None
-        reference = self._score(self.reference, answers) if self.reference is not None else None
-        advantage = self._advantages(rewards, answers, old, reference)
-        updates: list[dict[str, float]] = []
-        for epoch in range(c.epochs):
-            for members in self._minibatches(len(answers), step, epoch):
-                batches = [
-                    pack(answers, [members[i] for i in part], self.model.device, wide)
-                    for part in plan([answers[i].length for i in members], c.micro_tokens)
-                ]
-                watch = self.watch if epoch == 0 else None
-                updates.append(self._minibatch(batches, answers, members, advantage, old, reference, watch))
-        return {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
+        advantage = self._advantages(rewards, answers, scores)
+        epochs = [self._minibatches(len(answers), step, epoch) for epoch in range(c.epochs)]
+        return Lesson(answers, scores, advantage, [members for epoch in epochs for members in epoch], len(epochs[0]))
 
-    def _advantages(
-        self, rewards: Tensor, answers: list[Answer], old: list[Tensor] | None, reference: list[Tensor] | None
-    ) -> list[Tensor]:
+    def _advantages(self, rewards: Tensor, answers: list[Answer], scores: list[Score]) -> list[Tensor]:
         """Advantage of every token, a tensor per answer."""
         c = self.config.learn
         lengths = torch.tensor([len(a.tokens) for a in answers])
         if c.algorithm == "reinforce_pp":
-            kl = None
-            if old is not None and reference is not None:
-                kl = torch.cat(old).double().cpu() - torch.cat(reference).double().cpu()
+            pairs = [(s.old, s.reference) for s in scores if s.old is not None and s.reference is not None]
+            kl = torch.cat([(old - reference).double().cpu() for old, reference in pairs]) if pairs else None
             flat = adv.reinforce_pp(rewards, lengths, kl, c.kl_coef)
         else:
             groups = rewards.view(-1, self.config.rollout.samples)
@@ -108,9 +151,8 @@ class Learner:
         return [sorted(part.tolist()) for part in order.tensor_split(c.minibatches) if len(part)]
 
     @torch.no_grad()
-    def _score(self, model: Decoder | None, answers: list[Answer]) -> list[Tensor]:
+    def _logprobs(self, model: Decoder, answers: list[Answer]) -> list[Tensor]:
         """Log-probabilities of all answers under a model, a tensor per answer."""
-        assert model is not None
         out: list[Tensor] = [torch.empty(0)] * len(answers)
         for members in plan([a.length for a in answers], self.config.learn.micro_tokens):
             batch = pack(answers, members, model.device, torch.float32)
@@ -119,35 +161,35 @@ class Learner:
                 out[i] = part
         return out
 
-    def _minibatch(
-        self,
-        batches: list[Packed],
-        answers: list[Answer],
-        members: list[int],
-        advantage: list[Tensor],
-        old: list[Tensor] | None,
-        reference: list[Tensor] | None,
-        watch: Watch | None,
-    ) -> dict[str, float]:
-        """One update from one mini-batch, which is cut into micro-batches only for memory's sake."""
-        c, device = self.config.learn, self.model.device
+    def gradients(self, lesson: Lesson, update: int, share: Sequence[int]) -> Sums:
+        """Leave the gradients of a share of an update's answers in the parameters, and return what they came to. It is
+        cut into micro-batches only for memory's sake."""
+        c, device, answers = self.config.learn, self.model.device, lesson.answers
+        wide = torch.float64 if self.model.dtype == torch.float64 else torch.float32
         low, high = _known(c.clip_low), _known(c.clip_high)
+        members = lesson.updates[update]
         lengths = torch.tensor([len(answers[i].tokens) for i in members])
         weights = token_weights(lengths, _known(c.aggregate), self.config.rollout.max_tokens)
         weight_of = dict(zip(members, weights.split(lengths.tolist()), strict=True))
+        watch = self.watch if update < lesson.fresh else None
         sums = Sums()
+        self.optimizer.zero_grad()
         self.model.requires_grad_(True)
-        for batch in batches:
+        for part in plan([answers[i].length for i in share], c.micro_tokens):
+            batch = pack(answers, [share[i] for i in part], device, wide)
             logp, entropy = token_logprobs(self.model, batch, self.temperature, c.activation_checkpointing, watch)
-            gather = lambda parts: torch.cat([parts[i] for i in batch.answers]).to(device, logp.dtype)  # noqa: B023, E731
-            weight, a = gather(weight_of), gather(advantage)
-            before = gather(old) if old is not None else logp.detach()
+            weight = self._row(weight_of, batch, logp)
+            a = self._row(lesson.advantage, batch, logp)
+            scores = [lesson.scores[i] for i in batch.answers]
+            before = _cat([s.old for s in scores], logp)
+            before = logp.detach() if before is None else before
             token_loss = policy_loss(logp, before, a, low, high)
             if c.is_cap is not None:
                 token_loss = token_loss * importance_weights(before, batch.rollout_logp, c.is_cap)
             loss = (weight * token_loss).sum()
+            reference = _cat([s.reference for s in scores], logp)
             if reference is not None and c.algorithm != "reinforce_pp":
-                kl = kl_k3(logp, gather(reference))
+                kl = kl_k3(logp, reference)
                 loss = loss + c.kl_coef * (weight * kl).sum()
                 sums.add(kl=kl)
             loss.backward()
@@ -160,12 +202,19 @@ class Learner:
                 mismatch=-mismatch,
                 mismatch_k3=torch.exp(mismatch) - mismatch - 1,
             )
+            self.on_batch()
         self.model.requires_grad_(False)
-        return self._apply(sums, int(lengths.sum()))
+        return sums
 
-    def _apply(self, sums: Sums, tokens: int) -> dict[str, float]:
-        """Clip, step, and say what happened. An update that is not finite is thrown away."""
+    @staticmethod
+    def _row(parts: dict[int, Tensor] | list[Tensor], batch: Packed, like: Tensor) -> Tensor:
+        return torch.cat([parts[i] for i in batch.answers]).to(like.device, like.dtype)
+
+    def apply(self, lesson: Lesson, update: int, sums: Sums) -> dict[str, float]:
+        """Clip, step, and say what happened; gradients and `sums` are those of the whole update. One that is not finite
+        is thrown away."""
         c = self.config.learn
+        tokens = sum(len(lesson.answers[i].tokens) for i in lesson.updates[update])
         rate = learning_rate(self.updates, self.total_updates, c.lr, c.warmup_steps, c.decay, c.lr_end)
         grads = [p for p in self.model.parameters() if p.grad is not None]
         norm = float(torch.nn.utils.clip_grad_norm_(grads, c.max_grad_norm))
@@ -186,13 +235,14 @@ class Learner:
             "rollout_corr/kl": sums.mean("mismatch", tokens),
             "rollout_corr/k3_kl": sums.mean("mismatch_k3", tokens),
         }
-        if "kl" in sums.values:
+        if self.reference is not None and c.algorithm != "reinforce_pp":
             metrics["actor/kl_loss"] = sums.mean("kl", tokens)
         return metrics
 
-    def state(self) -> dict[str, Tensor]:
-        tensors = {f"optimizer.{k}": v for k, v in self.optimizer.state().items()}
-        if self.reference is not None:
+    def state(self, names: Collection[str] | None = None, reference: bool = True) -> dict[str, Tensor]:
+        """What a checkpoint needs: of all that is held, or of the parameters called `names`."""
+        tensors = {f"optimizer.{k}": v for k, v in self.optimizer.state(names).items()}
+        if self.reference is not None and reference:
             tensors |= {f"reference.{k}": v for k, v in self.reference.state_dict().items()}
         return tensors | {"updates": torch.tensor(self.updates)}
 
@@ -208,3 +258,12 @@ def _known(value: T | None) -> T:
     """A setting that `algorithms.resolve` has filled in."""
     assert value is not None, "the config was not resolved"
     return value
+
+
+def _cat(parts: Sequence[Tensor | None], like: Tensor) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.cat(known).to(like.device, like.dtype) if known else None
+
+
+def mean_metrics(updates: list[dict[str, float]]) -> dict[str, float]:
+    return {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}

@@ -6,8 +6,6 @@ import json
 import math
 from collections import defaultdict
 
-import numpy as np
-
 from paceline.observe.picture import strategy_colours
 from paceline.observe.rounds import Tally, below, tallies
 from paceline.observe.rundata import RunData
@@ -30,22 +28,21 @@ def length_curves(run: RunData) -> str:
 
 
 def accept_curve(run: RunData) -> str:
-    """Only steps with guesses have a value; where a new drafter came in, a line is drawn."""
+    """Only steps with guesses have a value; where a new drafter came in, a line is drawn: behind the step that
+    published it, before the first one that used it."""
     name = "rollout/spec_accept_length"
     guessed = [row for row in run.metrics if row.get("rollout/spec_rounds")]
     if not guessed:
         return ""
     frame = _frame(run, [row.get(name, math.nan) for row in guessed], from_zero=False, top=TOP + 14)
-    marks, before, labelled = [text(LEFT, 20, "tokens per check", faint=True)], None, -math.inf
+    marks, labelled = [text(LEFT, 20, "tokens per check", faint=True)], -math.inf
     for row in run.metrics:
-        version = row.get("drafter/version")
-        if version is not None and before is not None and version != before:
-            x = frame.x(row["step"])
+        if row.get("drafter/published"):
+            x = frame.x(min(row["step"] + 0.5, frame.x1))
             marks.append(rule(x, frame.top, x, frame.bottom, 0.45, dash="4 3"))
             if x - labelled > PER_LABEL:
-                marks.append(text(x, frame.top - 4, f"v{version:g}", anchor="middle", faint=True))
+                marks.append(text(x, frame.top - 4, f"v{row['drafter/version']:g}", anchor="middle", faint=True))
                 labelled = x
-        before = version if version is not None else before
     return _curves(run, {name: "tokens per check"}, "", frame=frame, rows=guessed, extra="".join(marks))
 
 
@@ -100,13 +97,17 @@ def histogram(run: RunData) -> str:
     lengths = run.lengths
     if not lengths:
         return ""
-    edge = tail_begins(lengths)
+    longest = longest_tenth(lengths)
+    edge = longest[0]
     size = max(1, math.ceil(max(lengths) / BARS))
     count = max(lengths) // size + 1
-    body, tail = [0] * count, [0] * count
+    both, tail = [0] * count, [0] * count
     for n in lengths:
-        (tail if n > edge else body)[n // size] += 1
-    most = max(b + t for b, t in zip(body, tail, strict=True))
+        both[n // size] += 1
+    for n in longest:
+        tail[n // size] += 1
+    body = [b - t for b, t in zip(both, tail, strict=True)]
+    most = max(both)
     frame = Frame(LEFT, TOP, WIDTH - LEFT - 24, 180, 0.0, count * size, 0.0, most * 1.05)
     x_ticks, y_ticks = ticks(0, frame.x1, 10, whole=True), ticks(0, most, 5, whole=True)
     parts = [axes(frame, "tokens per answer", x_ticks, y_ticks, "answers")]
@@ -121,18 +122,18 @@ def histogram(run: RunData) -> str:
     at = frame.x(edge)
     parts.append(rule(at, frame.top - 6, at, frame.bottom, 0.7, dash="4 3"))
     anchor, shift = ("end", -6) if at > frame.left + frame.width * 0.6 else ("start", 6)
-    parts.append(text(at + shift, frame.top + 4, f"the longest tenth: over {number(edge)} tokens", anchor=anchor))
+    parts.append(text(at + shift, frame.top + 4, f"the longest tenth: from {number(edge)} tokens on", anchor=anchor))
     return svg(WIDTH, frame.bottom + 46, "".join(parts), "histogram of answer lengths")
 
 
-def tail_begins(lengths: list[int]) -> float:
-    return float(np.percentile(lengths, 90))
+def longest_tenth(lengths: list[int]) -> list[int]:
+    """Shortest first. Many answers may be as long as is allowed, so a length cannot tell who belongs to them."""
+    return sorted(lengths)[-math.ceil(len(lengths) / 10) :]
 
 
 def tail_token_share(lengths: list[int]) -> float:
     """Of all tokens, those in answers of the longest tenth."""
-    edge = tail_begins(lengths)
-    return sum(n for n in lengths if n > edge) / max(1, sum(lengths))
+    return sum(longest_tenth(lengths)) / max(1, sum(lengths))
 
 
 def strategy_bars(run: RunData) -> str:

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
+from paceline.observe.losses import find_losses
 from paceline.observe.rundata import RunData
 from paceline.observe.svg import Frame, axes, polygon, rect, svg, text, ticks
-from paceline.observe.timeline import IDLE, PLAIN, PREFILL, REWARD, ROLLOUT, SAVE, SPECULATIVE, TRAIN, UPDATE, Span
+from paceline.observe.timeline import (
+    IDLE,
+    LOST,
+    MERGE,
+    PLAIN,
+    PREFILL,
+    REWARD,
+    ROLLOUT,
+    SAVE,
+    SPECULATIVE,
+    TRAIN,
+    UPDATE,
+    Span,
+)
 
 WIDTH, LEFT, LANE, GAP = 860, 74, 36, 8
 COLOURS = {
@@ -15,9 +30,11 @@ COLOURS = {
     SPECULATIVE: "#3b7dc4",
     IDLE: "#d9b38c",
     TRAIN: "#2f9e6e",
+    MERGE: "#a3c585",
     REWARD: "#c08a1e",
     UPDATE: "#8a63d2",
     SAVE: "#b0524a",
+    LOST: "currentColor",
 }
 OTHER = "#c2438f"
 NARROWEST = 0.7
@@ -30,10 +47,23 @@ def kinds(spans: Iterable[Span]) -> dict[str, str]:
 
 
 def by_step(run: RunData) -> dict[int, list[Span]]:
+    """What is drawn of each step. A worker may be lost for several: each shows its part of that."""
     out: dict[int, list[Span]] = {}
     for span in run.spans:
-        if span.name != ROLLOUT:
+        if span.name not in (ROLLOUT, LOST):
             out.setdefault(span.step, []).append(span)
+    lost = [(s.worker, s.start, s.end) for s in run.spans if s.name == LOST]
+    for loss in find_losses(run):
+        if loss.worker is not None and loss.back is None:  # from the end of what is known of it
+            known = [s.end for s in run.spans if s.worker == loss.worker and s.step <= loss.step]
+            first = min((s.start for s in out.get(loss.step, [])), default=0.0)
+            lost.append((loss.worker, max([*known, first]), math.inf))
+    for step, spans in out.items():
+        begin, end = min(s.start for s in spans), max(s.end for s in spans)
+        for worker, since, until in lost:
+            start, stop = max(begin, since), min(end, until)
+            if start < stop:
+                spans.append(Span(worker, LOST, start, stop - start, step, {}))
     return out
 
 

@@ -24,12 +24,15 @@ from paceline.config import Config
 PARTS = {
     "gen": ("rollout", "cyan"),
     "reward": ("reward", "yellow"),
+    "end": ("end", "white"),
     "update_actor": ("update", "magenta"),
     "train_drafter": ("drafter", "blue"),
+    "merge_drafter": ("merge", "blue"),
     "save_checkpoint": ("save", "green"),
 }
 BARS = " ▁▂▃▄▅▆▇█"
 WIDTH = 40
+SHORT = 0.05  # seconds: a part that took less is left out of a step's line
 
 
 class LiveView:
@@ -100,20 +103,36 @@ class LiveView:
                 )
             )
             parts.append(time_bar(m))
+            if said := of_workers(m):
+                parts.append(Text(f"       {said}"))
             if m.get("rollout/spec_rounds"):
                 parts.append(Text(guessing(m)))
         return Group(*parts)
 
 
 def line_of(step: int, steps: int, m: dict[str, float]) -> str:
-    split = " + ".join(
-        f"{name} {m[f'timing_s/{key}']:.1f}" for key, (name, _) in PARTS.items() if f"timing_s/{key}" in m
-    )
+    seconds = {name: m.get(f"timing_s/{key}", 0.0) for key, (name, _) in PARTS.items()}
+    split = " + ".join(f"{name} {s:.1f}" for name, s in seconds.items() if s >= SHORT)
     return (
         f"step {step:>{len(str(steps))}}/{steps}  reward {m['critic/rewards/mean']:.3f}  "
         f"length {m['response_length/mean']:.0f} (p99 {m['response_length/p99']:.0f})  "
-        f"{m['rollout/tok_s']:,.0f} tokens/s  {m['timing_s/step']:.1f} s = {split}"
+        f"{m['rollout/tok_s']:,.0f} tokens/s  {m['timing_s/step']:.1f} s"
+        + (f" = {split}" if split else "")
+        + (f"  {said}" if (said := of_workers(m)) else "")
     )
+
+
+def of_workers(m: dict[str, float]) -> str:
+    """How many workers took part in a step, and what they did with their idle time; nothing if there is only one."""
+    if "cluster/workers" not in m:
+        return ""
+    count, lost = round(m["cluster/workers"]), round(m.get("cluster/lost", 0.0))
+    words = [f"{count} worker{'s' if count != 1 else ''}"]
+    if lost:
+        words.append(f"{lost} lost")
+    if m.get("cluster/training_s", 0.0) >= SHORT:
+        words.append(f"{m['cluster/training_s']:.1f} s of training in idle time")
+    return ", ".join(words)
 
 
 def time_bar(m: dict[str, float]) -> Text:
@@ -165,6 +184,12 @@ def summary(rows: list[dict[str, Any]], folder: str, report: str | None = None) 
     parts = [(name, f"timing_s/{key}") for key, (name, _) in PARTS.items() if any(f"timing_s/{key}" in r for r in rows)]
     split = ", ".join(f"{name} {median(key):.2f}" for name, key in parts)
     table.add_row("seconds per step", f"{median('timing_s/step'):.2f} (median): {split}")
+    several = [row for row in rows if "cluster/workers" in row]
+    if several:
+        total = {name: sum(row.get(name, 0.0) for row in several) for name in ("cluster/lost", "cluster/training_s")}
+        most = max(row["cluster/workers"] for row in several)
+        said = of_workers(total | {"cluster/workers": most})
+        table.add_row("workers", said.replace(" workers", "", 1))
     table.add_row("run", folder)
     if report:
         table.add_row("report", report)

@@ -16,6 +16,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.observe import figures, lanes
+from paceline.observe.losses import describe_losses, find_losses
 from paceline.observe.rundata import RunData, read_run
 from paceline.observe.svg import number
 from paceline.observe.worth import Worth, duration, measure, sentences, verdict
@@ -117,6 +118,7 @@ def _worth(w: Worth) -> str:
     ]
     if w.training_s:
         tiles.append(_tile(_seconds("training_waiting_s", w.training_waiting_s), "of it while waiting anyway"))
+        tiles.append(_tile(_seconds("cost_s", w.cost_s), "cost of training and merging"))
     said = "".join(f"<p>{_code(text)}</p>" for text in sentences(w))
     return (
         f'<section id="worth"><h2>Was it worth it?</h2><p class="verdict">{html.escape(verdict(w))}</p>'
@@ -132,7 +134,9 @@ def _lanes(run: RunData) -> str:
     seconds = {n: max(s.end for s in spans) - min(s.start for s in spans) for n, spans in steps.items()}
     slowest, first, last = max(seconds, key=lambda n: seconds[n]), min(steps), max(steps)
     shown: dict[int, list[str]] = {}
-    for step, why in ((slowest, "the slowest"), (first, "the first"), (last, "the last")):
+    losses = find_losses(run)
+    struck = [(loss.step, "the first with a loss") for loss in losses[:1] if loss.step in steps]
+    for step, why in ((slowest, "the slowest"), (first, "the first"), *struck, (last, "the last")):
         shown.setdefault(step, []).append(why)
     others = [n for n in sorted(steps) if n not in shown]
     every = math.ceil(len(others) / MOST_LANES) if others else 1
@@ -144,13 +148,16 @@ def _lanes(run: RunData) -> str:
 
     entries = "".join(
         f'<li><i style="background:{colour}"></i>{html.escape(name)}</li>'
-        for name, colour in lanes.kinds(run.spans).items()
+        for name, colour in lanes.kinds(span for spans in steps.values() for span in spans).items()
     )
-    parts = [head, f'<ul class="legend">{entries}</ul>', *(figure(step) for step in shown)]
+    said = [f'<p class="loss">{text}</p>' for text in describe_losses(losses)]
+    parts = [head, *said, f'<ul class="legend">{entries}</ul>', *(figure(step) for step in shown)]
     caption = (
         "A lane per worker. Decoding is drawn as high as its batch, so that a long flat end is the tail. "
         "Point at anything to see its numbers; <code>timeline.json</code> opens in Perfetto."
     )
+    if losses:
+        caption += " What a lost worker did in its last step went with it."
     parts.append(f'<p class="note">{caption}</p>')
     if others:
         some = f" (one in {every})" if every > 1 else ""
@@ -167,8 +174,8 @@ def _charts(run: RunData, w: Worth) -> list[str]:
         time = f" Decoding fewer than a quarter of the batch took {w.tail_s / busy:.0%} of rollout." if busy else ""
         share = figures.tail_token_share(lengths)
         tail = f"{len(lengths):,} answers. The longest tenth holds {share:.0%} of all tokens.{time}"
-    versions = any("drafter/version" in row for row in run.metrics)
-    marks = " A dashed line is a new version of the drafter." if versions else ""
+    versions = any(row.get("drafter/published") for row in run.metrics)
+    marks = " A dashed line is a new version of the drafter; the next step is the first with it." if versions else ""
     return [
         "<h2>Learning</h2>",
         _figure("fig-reward", figures.reward_curve(run), "Mean reward of each step's answers."),

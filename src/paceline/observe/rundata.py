@@ -38,7 +38,8 @@ class RunData:
 
     @property
     def workers(self) -> list[int]:
-        return sorted({span.worker for span in self.spans})
+        """Those that the run has, and those that it had."""
+        return sorted({*range(self.settings.get("cluster.workers") or 1), *(span.worker for span in self.spans)})
 
     @property
     def lengths(self) -> list[int]:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PREFILL, PLAIN, SPECULATIVE = "prefill", "decode plain", "decode speculative"
-IDLE, TRAIN, REWARD, UPDATE, SAVE = "idle", "train drafter", "reward", "update", "save"
+IDLE, TRAIN, MERGE, REWARD, UPDATE, SAVE = "idle", "train drafter", "merge drafter", "reward", "update", "save"
+LOST = "lost"
+"""From when a worker was missed until it took part again."""
 ROLLOUT = "rollout"
 """Encloses the rounds of one rollout and says what they came to (see `rounds.py`)."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from paceline.observe.rounds import Tally, above, below, tallies
 from paceline.observe.rundata import RunData
-from paceline.observe.timeline import IDLE, ROLLOUT, TRAIN, Span
+from paceline.observe.timeline import IDLE, LOST, MERGE, REWARD, ROLLOUT, TRAIN, Span
 
 Interval = tuple[float, float]
 FEW = 30  # plain rounds: with fewer, a slow or a fast one can sway the answer
@@ -43,6 +43,8 @@ class Worth:
     """Training the drafter."""
     training_waiting_s: float
     """The part of it in which the worker would have waited anyway."""
+    cost_s: float
+    """All workers, while the drafter was trained or made and nobody decoded."""
 
     @property
     def lost_s(self) -> float:
@@ -51,11 +53,6 @@ class Worth:
     @property
     def won_s(self) -> float:
         return self.plain_s - self.compared_s
-
-    @property
-    def cost_s(self) -> float:
-        """What training the drafter took from other work."""
-        return self.training_s - self.training_waiting_s
 
     @property
     def net_s(self) -> float:
@@ -81,6 +78,7 @@ def measure(run: RunData) -> Worth:
         plain_rounds=sum(t.rounds for t in rounds if t.strategy == "plain"),
         training_s=training,
         training_waiting_s=training_waiting,
+        cost_s=_cost(run.spans),
     )
 
 
@@ -127,6 +125,21 @@ def _waiting(spans: list[Span]) -> tuple[float, float, float]:
         training += sum(end - start for start, end in trained)
         both += sum(max(0.0, min(e, end) - max(s, start)) for start, end in trained for s, e in free)
     return waiting, training, both
+
+
+def _cost(spans: list[Span]) -> float:
+    """Seconds that training took from everybody: from the last answer on all wait until who trains has ended its step;
+    then come training beside the update and the making of new versions."""
+    cost = 0.0
+    steps: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        steps[span.step].append(span)
+    for mine in steps.values():
+        over = max((s.end for s in mine if s.name in (ROLLOUT, REWARD)), default=0.0)
+        busy = [(max(over, s.start), s.end) for s in mine if s.name in (TRAIN, MERGE) and s.end > over]
+        workers = len({s.worker for s in mine if s.name != LOST})
+        cost += workers * sum(end - start for start, end in _union(busy))
+    return cost
 
 
 def _union(intervals: list[Interval]) -> list[Interval]:
@@ -182,9 +195,11 @@ def sentences(w: Worth) -> list[str]:
             "measured; they have no comparison and are left out."
         )
     if w.training_s:
+        used = f", {_share(w.training_waiting_s, w.waiting_s)} of all waiting" if w.training_waiting_s else ""
         out.append(
             f"Training the drafter took {duration(w.training_s)}{each}, of which {duration(w.training_waiting_s)} "
-            "would have been spent waiting anyway."
+            f"would have been spent waiting anyway{used}. It cost {duration(w.cost_s)}{each}: training while nobody "
+            "decoded, and making new versions."
         )
     else:
         out.append("The drafter was not trained in this run, so that cost nothing.")

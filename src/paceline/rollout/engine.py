@@ -299,6 +299,17 @@ class Engine:
         if self.runner.neural:
             self.runner.neural.drafter.refresh()
 
+    def release(self, count: int) -> list[int]:
+        """Give up to `count` requests that have not begun, the last ones first -> their ids."""
+        ids = [request.id for request in self.scheduler.release(count)]
+        self._ids.difference_update(ids)
+        return ids
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have not begun."""
+        return sum(seq.fresh for seq in self.scheduler.waiting)
+
     def pause(self) -> None:
         """Send all running requests back to the queue; they go on identically with the next step."""
         self.scheduler.pause_all()

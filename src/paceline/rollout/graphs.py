@@ -35,6 +35,7 @@ class GraphPool:
             work()  # compiles kernels and warms up libraries, which must not happen inside a capture
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
+        torch.cuda.empty_cache()  # as a capture does when it begins, which would hide what it takes
         before = torch.cuda.memory_reserved()
         with torch.cuda.graph(graph, pool=self._memory):
             output = work()

@@ -62,6 +62,15 @@ class Scheduler:
         self.waiting.append(Sequence.of(request))
         self._fresh[request.prompt] += 1
 
+    def release(self, count: int) -> list[Request]:
+        """Let go of up to `count` requests that have not begun, from the end of the queue."""
+        gone = [seq for seq in reversed(self.waiting) if seq.fresh][:count]
+        self.waiting = deque(seq for seq in self.waiting if seq not in gone)
+        for seq in gone:
+            self._fresh[seq.request.prompt] -= 1
+        self.settle()
+        return [seq.request for seq in gone]
+
     def admit(self) -> Admission:
         """Take waiting requests into the batch, as many as pages, rows and one prefill pass have room for."""
         out = Admission()

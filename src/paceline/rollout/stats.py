@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from paceline.draft.strategy import Strategy
 
@@ -82,23 +82,34 @@ class EngineStats:
     def snapshot(self) -> EngineStats:
         return replace(self, rounds=self.rounds.copy(), held=self.held.copy())
 
-    def since(self, before: EngineStats) -> dict[str, float]:
-        """What the engine did since a snapshot, as metrics."""
-        texts = self.drafted_texts - before.drafted_texts
-        rounds = self.rounds - before.rounds
+    def since(self, before: EngineStats) -> EngineStats:
+        """What the engine did since a snapshot; peaks stay what they are."""
+        return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in ADDED})
+
+    def __add__(self, other: EngineStats) -> EngineStats:
+        """What two engines did."""
+        added = {name: getattr(self, name) + getattr(other, name) for name in ADDED}
+        peaks = {name: max(getattr(self, name), getattr(other, name)) for name in PEAKS}
+        return replace(self, **added, **peaks)
+
+    def metrics(self) -> dict[str, float]:
+        texts, rounds = self.drafted_texts, self.rounds
         metrics = {
-            "rollout/spec_accept_length": (self.drafted_tokens - before.drafted_tokens) / texts if texts else 1.0,
+            "rollout/spec_accept_length": self.accept_length,
             "rollout/spec_rounds": float(rounds.total() - rounds["plain"]),
             "rollout/rounds": float(rounds.total()),
         }
         if texts:
-            held = self.held - before.held
-            metrics["rollout/spec_accept_rate"] = held.total() / (self.guessed - before.guessed)
-            metrics |= {f"rollout/spec_accept_at/{place}": n / texts for place, n in sorted(held.items())}
-        parts = {name: getattr(self, f"{name}_s") - getattr(before, f"{name}_s") for name in PARTS}
+            metrics["rollout/spec_accept_rate"] = self.held.total() / self.guessed
+            metrics |= {f"rollout/spec_accept_at/{place}": n / texts for place, n in sorted(self.held.items()) if n}
+        parts = {name: getattr(self, f"{name}_s") for name in PARTS}
         whole = sum(parts.values())
         metrics |= {f"rollout/share/{name}": seconds / whole for name, seconds in parts.items() if whole}
-        metrics |= {f"rollout/rounds/{strategy}": float(n) for strategy, n in sorted(rounds.items())}
+        metrics |= {f"rollout/rounds/{strategy}": float(n) for strategy, n in sorted(rounds.items()) if n}
         if self.graph_bytes:
             metrics["rollout/graph_gb"] = self.graph_bytes / 2**30
         return metrics
+
+
+PEAKS = ("peak_batch", "peak_pages", "graph_bytes")
+ADDED = tuple(f.name for f in fields(EngineStats) if f.name not in PEAKS)

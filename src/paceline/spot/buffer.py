@@ -68,6 +68,11 @@ class SpotBuffer:
         self._old, self._new = sorted(self._new, key=len)[len(self._new) // 2 :], []
         self.bytes = sum(s.bytes for s in self._old)
 
+    def forget_new(self) -> None:
+        """Let go of this step's answers, because they come again."""
+        self._new = []
+        self.bytes = sum(s.bytes for s in self._old)
+
     def put(self, sample: Sample) -> None:
         """Keep an answer. What is old makes room for it, the shortest first, and then what came first in this step. An
         answer that is larger than all the room there is, is kept as far as it fits; one with no token to learn from,

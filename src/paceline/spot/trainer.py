@@ -11,9 +11,10 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from paceline.draft.neural import NeuralDrafter
 from paceline.draft.training import (
@@ -22,11 +23,17 @@ from paceline.draft.training import (
     TrainSettings,
     batches,
     before_answers,
+    copy_of,
     expected_accept_length,
 )
 from paceline.spot.buffer import Sample, SpotBuffer
+from paceline.spot.merge import contribution, merged
+from paceline.spot.verdict import Verdict
 
 LEAST, MOST = 128, 16384  # tokens of a step
+AGAIN = 50  # steps
+FIRST, FIRST_GPU = 128, 2048  # tokens of the very first one
+MUCH = 0.03  # of the expected tokens per check: what is worse by more has gone astray
 
 
 @dataclass(frozen=True)
@@ -51,16 +58,14 @@ class Spell:
     thrown_away: int = 0
     """Steps whose loss or gradient was not finite."""
 
-
-class Verdict(NamedTuple):
-    """Expected tokens per check."""
-
-    before: float
-    after: float
-
-    @property
-    def better(self) -> bool:
-        return self.after >= self.before
+    def __add__(self, other: Spell) -> Spell:
+        return Spell(
+            self.steps + other.steps,
+            self.tokens + other.tokens,
+            self.seconds + other.seconds,
+            other.loss if other.steps else self.loss,
+            self.thrown_away + other.thrown_away,
+        )
 
 
 class SpotTrainer:
@@ -79,16 +84,26 @@ class SpotTrainer:
         self._training = training or TrainSettings()
         self._dice, self._clock = random.Random(seed), clock
         self._trainer = DrafterTrainer(drafter, self._training)
-        self._size = float(4 * LEAST)  # tokens of the next step
-        self._trained = 0  # steps since the last version
+        self.size = float(FIRST_GPU if drafter.fc.is_cuda else FIRST)
+        """Tokens of the next step."""
+        self._least = float(LEAST)
+        self._last = (0, 0.0)  # tokens and seconds of the last step
+        self.tokens = 0
+        """Tokens trained on since the last version."""
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """Those in training, in float32."""
+        return self._trainer.masters
 
     def train(self, go_on: Callable[[], bool]) -> Spell:
         """Steps over what the buffer holds now, again and again, for as long as `go_on` says so: it is asked before
         each one."""
         spell = Spell()
+        self._trainer.copy.refresh()
         samples = [s for s in self.buffer.samples if not self._is_held_out(s)]
         while samples:
-            for pack in batches(samples, int(self._size), self._dice.shuffle, len):
+            for pack in batches(samples, int(self.size), self._dice.shuffle, len):
                 if not go_on():
                     return spell
                 self._step(pack, spell)
@@ -98,23 +113,37 @@ class SpotTrainer:
         started = self._clock()
         before = self._trainer.steps
         # A long answer is cut to the size of a step, or it would make one of its own length.
-        pack = [s if len(s) <= self._size else s.first(max(s.prompt + 1, int(self._size))) for s in pack]
+        pack = [s if len(s) <= self.size else s.first(max(s.prompt + 1, int(self.size))) for s in pack]
         loss, _ = self._trainer.step(texts_of(pack, self.drafter))
         seconds, tokens = self._clock() - started, sum(map(len, pack))
         if self._trainer.steps > before:
             spell.steps, spell.loss = spell.steps + 1, loss
-            self._trained += 1
+            self.tokens += tokens
         else:
             spell.thrown_away += 1
         spell.tokens, spell.seconds = spell.tokens + tokens, spell.seconds + seconds
-        if tokens > self._size / 2:  # what is left over at the end says little
-            # Towards the set time, by at most a factor of two at once: the first steps are slow for other reasons.
-            wanted = tokens * self.settings.step_s / max(seconds, 1e-9)
-            self._size = min(MOST, max(LEAST, self._size / 2, min(wanted, 2 * self._size)))
+        if tokens > self.size / 2:  # what is left over at the end says little
+            self._resize(tokens, seconds)
 
-    def judge(self) -> Verdict | None:
-        """The published drafter against the one in training, on answers that neither was trained on; None if there are
-        none."""
+    def _resize(self, tokens: int, seconds: float) -> None:
+        """Towards the set time, by at most a factor of two at once, because the first steps are slow for other reasons;
+        but not to where smaller steps take as long as larger ones: part of a step takes the same however small it is.
+        That is looked at again from time to time."""
+        before, took = self._last
+        if self._trainer.steps % AGAIN == 0:
+            self._least = float(LEAST)
+        if tokens <= 0.7 * before and took >= seconds > 0.8 * took:
+            self._least = max(self._least, min(before, MOST))
+        self._last = (tokens, seconds)
+        wanted = tokens * self.settings.step_s / max(seconds, 1e-9)
+        self.size = min(MOST, max(self._least, self.size / 2, min(wanted, 2 * self.size)))
+
+    def judge(self) -> Verdict:
+        """The published drafter against the one in training."""
+        return self.judge_candidate(self.weights)
+
+    def judge_candidate(self, weights: list[Tensor]) -> Verdict:
+        """The published drafter against one with these weights, on answers that this worker has trained neither on."""
         held_out: list[Sample] = []
         tokens = 0
         for sample in reversed(self.buffer.samples):  # the latest policy's first
@@ -122,24 +151,73 @@ class SpotTrainer:
                 held_out.append(sample)
                 tokens += len(sample)
         if not held_out:
-            return None
-        texts = texts_of(held_out, self.drafter)
-        runs = self._training.runs
-        return Verdict(*(expected_accept_length(d, texts, runs) for d in (self.drafter, self._trainer.copy)))
+            return Verdict(0.0, 0.0, 0)
+        texts, runs = texts_of(held_out, self.drafter), self._training.runs
+        before, after = (
+            expected_accept_length(drafter, texts, runs) for drafter in (self.drafter, copy_of(self.drafter, weights))
+        )
+        return Verdict(before, after, int(texts.learn.sum()))
 
-    def publish(self) -> Verdict | None:
-        """Make what was trained the drafter that guesses, if it is not worse; otherwise go back to the last version.
-        None if nothing was trained, or if there is nothing to judge it by."""
-        if not self._trained:
-            return None
-        self._trained = 0
-        verdict = self.judge()
-        if verdict is not None and verdict.better:
+    def adopt(self, weights: list[Tensor] | None) -> None:
+        """Make these weights the drafter that guesses and the one that training goes on from; or, with None, drop what
+        was trained and go back to the last version."""
+        if weights is not None:
+            self._trainer.replace(weights)
             self._trainer.publish()
             self.version += 1
-        else:
+        elif self.tokens:
             self._trainer = DrafterTrainer(self.drafter, self._training)
+        self.tokens = 0
+
+    def settle(self, candidate: list[Tensor], verdict: Verdict) -> None:
+        """Adopt a candidate that is not worse. One that is a little worse may become better: training goes on from it.
+        One that is much worse is thrown away."""
+        if verdict.better:
+            self.adopt(candidate)
+        elif not verdict.after > (1 - MUCH) * verdict.before:
+            self.adopt(None)
+
+    def restart(self, version: int) -> None:
+        """The drafter is another one now: begin anew from it."""
+        self._trainer = DrafterTrainer(self.drafter, self._training)
+        self.version, self.tokens = version, 0
+
+    def publish(self) -> Verdict | None:
+        """What workers do together, done alone: make what was trained the drafter that guesses, if it is not worse, or
+        else go back to the last version. None if nothing was trained, or if there is nothing to judge it by; then
+        training goes on, and the next time decides."""
+        if not self.tokens:
+            return None
+        candidate = merged(contribution(self))
+        if candidate is None:  # it is not finite
+            self.adopt(None)
+            return None
+        verdict = self.judge_candidate(candidate)
+        if not verdict.tokens:
+            return None
+        self.settle(candidate, verdict)
         return verdict
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that training goes on with after a resume, for safetensors and for JSON. The published drafter is saved
+        by whoever saves the policy, and the answers in the buffer are not: the next step brings new ones."""
+        tensors, values = self._trainer.state()
+        version, numbers, gauss = self._dice.getstate()
+        return tensors, {
+            "trainer": values,
+            "version": self.version,
+            "tokens": self.tokens,
+            "size": self.size,
+            "dice": [version, list(numbers), gauss],
+            "seen": self.buffer.seen,
+        }
+
+    def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        self._trainer.load(tensors, values["trainer"])
+        self.version, self.tokens, self.size = values["version"], values["tokens"], values["size"]
+        version, numbers, gauss = values["dice"]
+        self._dice.setstate((version, tuple(numbers), gauss))
+        self.buffer.seen = values["seen"]
 
     def _is_held_out(self, sample: Sample) -> bool:
         return zlib.crc32(sample.tokens.numpy().tobytes()) % self.settings.held_out == 0

@@ -1,0 +1,381 @@
+"""The driver's side of the workers: it sends the coordinator's orders, has updates made by all together, notices who is
+lost and starts them again.
+
+A worker that is lost takes nothing with it: its requests go to the others, what it held of the optimizer's state is
+held twice, and whatever was being done together is done again by the rest. It comes back between two steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.cluster.coordinator import Assign, Done, Joined, Load, Lost, Order, Release, Report, Step, Train, decide
+from paceline.cluster.messages import Alive, Call, Failed, Post, Ready, Returned, Way, Wrote
+from paceline.cluster.peers import Meeting, Store
+from paceline.cluster.transport import Transport
+from paceline.cluster.worker import Outcome, Shares
+from paceline.config import Config
+from paceline.errors import RunError, UserError
+from paceline.learn.learner import Score, mean_metrics
+from paceline.learn.packing import Answer
+from paceline.learn.shards import Holders, deal, place, sources
+from paceline.rollout import Completion, Request
+from paceline.rollout.differences import Difference
+from paceline.spot.trainer import Spell
+from paceline.spot.verdict import Verdict
+
+PATIENCE = 5.0  # seconds in which the loss of a worker that others have noticed is known here
+POLL = 0.05  # seconds for which the driver waits for news before it looks after other things
+
+
+Calls = dict[int, tuple[str, tuple[Any, ...]]]
+"""Worker -> name and arguments."""
+
+
+class _Broken(Exception):
+    """Somebody was lost while all were doing something together."""
+
+
+class Cluster:
+    def __init__(
+        self,
+        config: Config,
+        transport: Transport,
+        post: Callable[[int, int], Post],
+        note: Callable[[str], None],
+        backend: str = "gloo",
+    ):
+        """`post` makes the post for the given life of a worker; `note` hears of losses; `backend` sums gradients."""
+        self.config, self.transport, self.note = config, transport, note
+        self._post, self._backend = post, backend
+        n = config.cluster.workers
+        self._lives = [1] * n
+        self._restarts = [0] * n
+        self._living: set[int] = set()  # have said that they are ready, and are not lost
+        self.members: tuple[int, ...] = ()
+        """Those that decode and learn; one that was started again has to wait for the next step."""
+        self._circle: tuple[int, ...] = ()  # those that formed the last one
+        self._holders: list[Holders] = []
+        self._heard = [0.0] * n
+        self._waits = [False] * n
+        self._calls = 0
+        self._meetings = 0
+        self._store: Store | None = None
+        self._facts: Ready | None = None
+        self.lost: list[int] = []
+        """Workers that were lost, in order."""
+        self.missed: dict[int, float] = {}
+        """Workers that do not take part at present, and since when by the wall clock."""
+        self.absences: list[tuple[int, float, float]] = []
+        """Workers that came back: since when they were missed, and until when."""
+        self.tokens = 0
+        """Written in the present rollout."""
+        self.writers: dict[int, int] = {}
+        """Who wrote each answer."""
+        self.decisions: list[tuple[float, Order]] = []
+        """Orders of the present rollout, each with its reason, and when they were given."""
+        if n > 1:
+            self._store = Store(transport.host, config.cluster.port, config.cluster.timeout_s)
+
+    def start(self) -> Ready:
+        """Start all workers and wait for them."""
+        n = len(self._lives)
+        for worker in range(n):
+            self.transport.start(self._post(worker, 1))
+        while len(self._living) < n:
+            self._listen(POLL)
+            if self.lost:
+                raise RunError(f"worker {self.lost[0]} ended before it was ready; see {self._log}")
+        self._holders = place(n, range(n))
+        self._form(tuple(range(n)))
+        assert self._facts is not None
+        return self._facts
+
+    # Rollout
+
+    def rollout(
+        self, step: int, requests: Sequence[Request], expected: dict[int, float], way: Way, train: bool
+    ) -> Iterator[list[Completion]]:
+        """Answers as they are finished, some at a time or none. With `train`, whoever has nothing to decode trains the
+        drafter until the last answer is in."""
+        self.admit()
+        books = Step(len(self._lives), expected, self.config.rollout.samples)
+        by_id = {request.id: request for request in requests}
+        tokens = [0] * len(self._lives)
+        self.decisions, self.tokens = [], 0
+        for worker in self.members:
+            books.take(Joined(worker, self._lives[worker]))
+            self._send(worker, "begin", step, way)
+        while True:
+            for order in decide(books, train):
+                self._carry_out(order, by_id)
+                books.note(order)
+            if books.over:
+                return
+            done: list[Completion] = []
+            for report in self._listen(POLL, [w for w, d in enumerate(books.desks) if d.holds or d.training]):
+                if not isinstance(report, Wrote):
+                    books.take(report)
+                    continue
+                for completion in report.completions:
+                    if books.take(Done(report.worker, report.life, completion.request.id)):
+                        done.append(completion)
+                        self.writers[completion.request.id] = report.worker
+                books.take(Load(report.worker, report.life, report.waiting))
+                tokens[report.worker] = report.tokens
+            self.tokens = sum(tokens)
+            if not any(desk.alive for desk in books.desks):
+                raise self._all_lost()
+            yield done
+
+    def _carry_out(self, order: Order, requests: dict[int, Request]) -> None:
+        self.decisions.append((time.time(), order))
+        if isinstance(order, Assign):
+            self._send(order.worker, "assign", [requests[i] for i in order.requests])
+        elif isinstance(order, Release):
+            self._send(order.worker, "release", order.count)
+        else:
+            self._send(order.worker, "train" if isinstance(order, Train) else "stop")
+
+    def end(self) -> dict[int, Outcome]:
+        """What the rollout came to, worker by worker."""
+        return self._all("end")
+
+    def clear(self) -> None:
+        """Give up the rollout that is going on."""
+        for worker in self.members:
+            self._send(worker, "clear")
+
+    def explain(self, pairs: list[tuple[Completion, Completion]]) -> list[Difference]:
+        """Why answers to the same requests differ, if any do."""
+        if not pairs:
+            return []
+        return next(iter(self._until_done(lambda: {self.members[0]: ("explain", (pairs,))}).values()))
+
+    # Learning
+
+    def update(self, answers: list[Answer], step: int) -> dict[str, float]:
+        """One step of learning, by all together."""
+        scores = self._scores(answers)
+        done, updates = next(iter(self._all("teach", lambda: (answers, step, scores)).values()))
+        metrics = []
+        for update, members in enumerate(updates):
+            self._all("gradients", lambda u=update, m=members: (u, self._shares(answers, m)))  # type: ignore[misc]
+            applied = self._all("apply", lambda u=update: (u, done + u))  # type: ignore[misc]
+            metrics.append(next(iter(applied.values())))
+        return mean_metrics(metrics)
+
+    def _scores(self, answers: list[Answer]) -> list[Score]:
+        scores = [Score(None, None)] * len(answers)
+        c = self.config.learn
+        if c.epochs * c.minibatches == 1 and not c.kl_coef:
+            return scores
+        everything = list(range(len(answers)))
+        replies = self._all("score", lambda: (answers, self._shares(answers, everything)))
+        for worker, share in self._shares(answers, everything).items():
+            for i, score in zip(share, replies[worker], strict=True):
+                scores[i] = score
+        return scores
+
+    def _shares(self, answers: list[Answer], members: list[int]) -> Shares:
+        """Who learns from which of these answers."""
+        shares = deal([answers[i].length for i in members], len(self.members))
+        return {w: [members[i] for i in share] for w, share in zip(self.members, shares, strict=True)}
+
+    # The drafter
+
+    def spend(self, seconds: float) -> Spell:
+        """Have everybody train the drafter for so long -> what was trained since the rollout began."""
+        spells = list(self._all("spend", lambda: (seconds,)).values())
+        return sum(spells[1:], spells[0])
+
+    def merge(self) -> Verdict | None:
+        """Make the next version from the drafters of all that trained; all take it if it is not worse. None if nobody
+        trained, or if there is nothing to judge by: then training goes on, and the next time decides."""
+        verdict: Verdict | None = next(iter(self._all("merge").values()))
+        if verdict is None or not verdict.tokens:
+            return None
+        self._all("settle", lambda: (verdict,))
+        return verdict
+
+    # Checkpoints
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Have a checkpoint written -> what the first worker's tuner knows."""
+        folder = folder.resolve()  # actors have a working directory of their own
+
+        def anew() -> tuple[Path, int]:
+            for file in folder.glob("learner-*"):  # whoever was lost may have left half of one
+                file.unlink()
+            return folder, self.members[0]
+
+        return next(iter(self._all("save", anew).values()))
+
+    def restore_tuner(self, state: dict[str, Any]) -> None:
+        for worker in self.members:
+            self._send(worker, "restore_tuner", state)
+
+    # Coming and going
+
+    def admit(self) -> None:
+        """Take in workers that were started again and are ready by now."""
+        self._listen(0.0)
+        if set(self.members) != self._living:
+            self._regroup(tuple(sorted(self._living)))
+
+    def _regroup(self, members: tuple[int, ...]) -> None:
+        """Form a circle of these, or of those of them that are not lost on the way."""
+        while True:
+            if not set(members) & set(self.members):
+                raise self._all_lost()
+            try:
+                return self._form(members)
+            except _Broken:
+                members = tuple(w for w in members if w in self._living)
+
+    def _form(self, members: tuple[int, ...]) -> None:
+        veterans = tuple(w for w in self.members if w in members) or members  # at first nobody is new
+        newcomers = tuple(w for w in members if w not in veterans)
+        before = [tuple(w for w in holders if w in veterans) for holders in self._holders]
+        if None in sources(before, members):
+            raise self._all_lost()
+        self._meetings += 1
+        port = self._store.port if self._store else 0
+        c = self.config.cluster
+        meeting = Meeting(self.transport.host, port, self._meetings, members, self._backend, c.timeout_s)
+        self._each(dict.fromkeys(members, ("join", (meeting, newcomers, before))))
+        self.members = self._circle = members
+        self._holders = place(len(self._lives), members)
+        for worker in set(self.missed) & set(members):
+            self.absences.append((worker, self.missed.pop(worker), time.time()))
+        for worker in members:
+            self._send(worker, "joined")
+
+    @property
+    def _log(self) -> str:
+        """Where workers' own words are."""
+        return "Ray's logs" if self.config.cluster.backend == "ray" else f"{self.config.run_dir}/workers.log"
+
+    def _all_lost(self) -> RunError:
+        folder = self.config.run_dir
+        return RunError(
+            f"so many workers were lost at once ({', '.join(map(str, self.lost[-4:]))}) that the state of the run went "
+            f"with them; see {self._log}, and go on from the last checkpoint with: "
+            f"paceline train --resume {folder}"
+        )
+
+    # Talking
+
+    def _send(self, worker: int, name: str, *args: Any) -> None:
+        self._heard[worker] = time.monotonic()
+        self.transport.send(worker, Call(name, args))
+
+    def _all(self, name: str, make_args: Callable[[], tuple[Any, ...]] = tuple) -> dict[int, Any]:
+        """Have all members do the same."""
+        return self._until_done(lambda: {w: (name, make_args()) for w in self.members})
+
+    def _until_done(self, calls: Callable[[], Calls]) -> dict[int, Any]:
+        """Have members do something. If one is lost meanwhile, the rest does it again: every call allows that. `calls`
+        is asked anew then, because it depends on who there is."""
+        while True:
+            if self.members != self._circle:
+                self._regroup(self.members)
+            try:
+                return self._each(calls())
+            except _Broken:
+                self._regroup(self.members)
+
+    def _each(self, calls: Calls) -> dict[int, Any]:
+        """Call these workers and wait for what they return. Raises _Broken if one of them is lost."""
+        numbers: dict[int, int] = {}
+        for worker, (name, args) in calls.items():
+            self._calls += 1
+            numbers[worker] = self._calls
+            self._heard[worker], self._waits[worker] = time.monotonic(), False
+            self.transport.send(worker, Call(name, args, self._calls))
+        values: dict[int, Any] = {}
+        lost = len(self.lost)
+        open_calls = {w for w in calls if w in self._living}
+        broken = len(open_calls) < len(calls)
+        while open_calls:
+            for report in self._listen(POLL, sorted(open_calls)):
+                if isinstance(report, Lost) and report.worker in calls:
+                    open_calls.discard(report.worker)
+                    broken = True
+                elif isinstance(report, Returned) and report.call == numbers.get(report.worker):
+                    values[report.worker] = report.value
+                    open_calls.discard(report.worker)
+                elif isinstance(report, Failed) and report.call == numbers.get(report.worker):
+                    open_calls.discard(report.worker)
+                    broken = True
+        if broken:
+            # Those that waited for a lost worker may hear of it before the driver does.
+            end = time.monotonic() + PATIENCE
+            while len(self.lost) == lost and time.monotonic() < end:
+                self._listen(POLL)
+            raise _Broken
+        return values
+
+    def _listen(self, seconds: float, expected: Sequence[int] = ()) -> list[Report]:
+        """What the living say, less what is only for here. `expected` are those that should say something."""
+        out: list[Report] = []
+        for report in self.transport.receive(seconds):
+            worker = report.worker
+            if report.life != self._lives[worker]:
+                continue
+            self._heard[worker] = time.monotonic()
+            self._waits[worker] = isinstance(report, Alive) and report.waits
+            if isinstance(report, Failed) and report.kind != "peer":
+                if report.call is None and self.members:  # one that was started again: the others do without it
+                    self.note(f"worker {worker} cannot be started again: {report.error.strip().splitlines()[-1]}")
+                    self.transport.kill(worker)
+                    continue
+                raise self._failure(report)
+            if isinstance(report, Ready):
+                self._living.add(worker)
+                self._facts = report
+            elif isinstance(report, Lost):
+                self._lose(worker)
+                out.append(report)
+            elif not isinstance(report, Alive):
+                out.append(report)
+        for worker in expected:
+            silence = time.monotonic() - self._heard[worker]
+            if worker in self._living and not self._waits[worker] and silence > self.config.cluster.timeout_s:
+                self.note(f"worker {worker} has said nothing for {silence:.0f} s (cluster.timeout_s); it is given up")
+                self._heard[worker] = time.monotonic()
+                self.transport.kill(worker)
+        return out
+
+    def _lose(self, worker: int) -> None:
+        self.lost.append(worker)
+        was_there = worker in self._living
+        self._living.discard(worker)
+        self.members = tuple(w for w in self.members if w != worker)
+        self.missed.setdefault(worker, time.time())
+        if not was_there and not self.members:
+            return  # it never began; `start` says so
+        again = self._restarts[worker] < self.config.cluster.restarts
+        self.note(
+            f"worker {worker} was lost; the others go on"
+            + (", and it is started again" if again else "; it is not started again (cluster.restarts)")
+        )
+        if again:
+            self._restarts[worker] += 1
+            self._lives[worker] += 1
+            self.transport.start(self._post(worker, self._lives[worker]))
+
+    @staticmethod
+    def _failure(report: Failed) -> Exception:
+        if report.kind == "user":
+            return UserError(report.error)
+        if report.kind == "disk":
+            return OSError(report.error)
+        lines = report.error.strip().splitlines()
+        return RunError(f"worker {report.worker} failed: {lines[-1]}\n{report.error}")
+
+    def close(self) -> None:
+        self.transport.close()

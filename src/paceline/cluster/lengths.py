@@ -1,0 +1,37 @@
+"""How long an answer may become, from earlier answers to the same prompt or to prompts of about the same length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+KEPT = 2**16  # prompts that are remembered
+WEIGHT = 0.3  # of the newest answers in a moving average: the policy changes
+
+
+class Lengths:
+    def __init__(self, guess: float):
+        """`guess` stands for everything as long as nothing is known."""
+        self.guess = guess
+        self._same: dict[tuple[int, ...], float] = {}
+        self._similar: dict[int, float] = {}
+
+    def expect(self, prompt: tuple[int, ...]) -> float:
+        return self._same.get(prompt, self._similar.get(_size(prompt), self.guess))
+
+    def learn(self, prompt: tuple[int, ...], lengths: Sequence[int]) -> None:
+        if not lengths:
+            return
+        mean = sum(lengths) / len(lengths)
+        self._same[prompt] = _moved(self._same.pop(prompt, mean), mean)
+        self._similar[_size(prompt)] = _moved(self._similar.get(_size(prompt), mean), mean)
+        self.guess = _moved(self.guess, mean)
+        if len(self._same) > KEPT:
+            self._same.pop(next(iter(self._same)))
+
+
+def _size(prompt: tuple[int, ...]) -> int:
+    return len(prompt).bit_length() * 4 + (4 * len(prompt) >> len(prompt).bit_length())  # quarters of a doubling
+
+
+def _moved(old: float, new: float) -> float:
+    return old + WEIGHT * (new - old)

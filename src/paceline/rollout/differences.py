@@ -1,0 +1,65 @@
+"""Where two rollouts of the same requests differ, and by how little the race was decided there."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.noise import gumbel, position_keys, request_key
+from paceline.model.attention import PackedAttention
+from paceline.model.decoder import Decoder
+from paceline.rollout.request import Completion
+
+WIDER = {torch.bfloat16: torch.float32, torch.float32: torch.float64, torch.float64: torch.float64}
+LATEST = 32  # places over which the effect of rounding is measured
+
+
+@dataclass
+class Difference:
+    """Where two rollouts of a request first drew different tokens, and by how little the race was decided."""
+
+    request: int
+    position: int
+    gap: float
+    rounding: float
+    near_tie: bool
+
+
+def explain(model: Decoder, pairs: list[tuple[Completion, Completion]]) -> list[Difference]:
+    """Run the policy once more over what each two have in common, and look at the race that they decided differently.
+
+    The pass is run in the model's precision and in a wider one. Their largest difference, over all tokens of the
+    vocabulary at the latest places, is what rounding does to a score. A near-tie is a race whose candidates lie closer
+    together than twice that: each of the two may have been moved."""
+    if not pairs:
+        return []
+    wide = copy.deepcopy(model).to(WIDER[model.dtype])
+    return [_explain(model, wide, a, b) for a, b in pairs]
+
+
+def _explain(model: Decoder, wide: Decoder, a: Completion, b: Completion) -> Difference:
+    shared = next((i for i, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=False)) if x != y), None)
+    if shared is None:
+        raise AssertionError(f"request {a.request.id} ended differently after the same tokens")
+    tokens = [*a.request.prompt, *a.tokens[:shared]]
+    exact = _latest_logits(wide, tokens)
+    temperature = a.request.sampling.temperature
+    rounding = float((exact - _latest_logits(model, tokens)).abs().max()) / (temperature or 1.0)
+    scores = exact[-1] / (temperature or 1.0)
+    if temperature:
+        key = torch.tensor([request_key(a.request.seed, a.request.id)], device=model.device)
+        place = torch.tensor([len(tokens)], device=model.device)
+        scores = scores + gumbel(position_keys(key, place), len(scores), torch.float64)[0]
+    gap = abs(float(scores[a.tokens[shared]] - scores[b.tokens[shared]]))
+    return Difference(a.request.id, shared, gap, rounding, gap <= 2 * rounding)
+
+
+@torch.no_grad()
+def _latest_logits(model: Decoder, tokens: list[int]) -> Tensor:
+    """float64 [places, V], the last row being what the next token is drawn from."""
+    attention = PackedAttention([len(tokens)], model.device)
+    hidden, _ = model(torch.tensor(tokens, device=model.device), attention.positions(), attention)
+    return model.logits(hidden[-LATEST:]).double()

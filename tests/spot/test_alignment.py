@@ -1,0 +1,105 @@
+"""Features beside the right tokens, from the rollout through the buffer and training back into the rollout.
+
+The policy is one whose next token is known: a function of the last two, which it has learned. A drafter that is trained
+on the right features guesses nearly everything; one that is trained with features of one place further on or back does
+not, however well it seems to do in training.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from paceline.draft.neural import DrafterShape, NeuralDrafter
+from paceline.draft.strategy import Strategy
+from paceline.draft.training import TrainSettings, read_texts
+from paceline.model.attention import PackedAttention
+from paceline.model.decoder import Decoder
+from paceline.rollout import Engine, EngineSettings, Request, Sampling
+from paceline.spot.buffer import Sample, SpotBuffer
+from paceline.spot.trainer import SpotSettings, SpotTrainer
+
+from ..conftest import tiny_model
+from .test_trainer import rounds
+
+SYMBOLS, PROMPT, DEPTH = 7, 4, 3
+ANSWER = 1 + 4 * (1 + DEPTH)  # one token of the prefill and four checks in which everything holds
+
+
+def next_symbol(before: int, last: int) -> int:
+    return (3 * before + 2 * last + 1) % SYMBOLS
+
+
+def follow(prompt: tuple[int, ...]) -> list[int]:
+    text = list(prompt)
+    while len(text) < PROMPT + ANSWER:
+        text.append(next_symbol(*text[-2:]))
+    return text
+
+
+def make_prompts(count: int, seed: int) -> list[tuple[int, ...]]:
+    dice = random.Random(seed)
+    return [tuple(dice.randrange(SYMBOLS) for _ in range(PROMPT)) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def policy() -> Decoder:
+    model = tiny_model(dtype=torch.float32, vocab_size=16).init_weights(0, std=0.08).requires_grad_(True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(300):
+        texts = [follow(prompt) for prompt in make_prompts(32, seed=1000 + step)]
+        tokens = torch.tensor(texts).view(-1)
+        attention = PackedAttention([len(text) for text in texts], model.device)
+        place = attention.positions()
+        hidden, _ = model(tokens, place, attention)
+        known = (place >= PROMPT - 1) & (place < PROMPT + ANSWER - 1)
+        loss = F.cross_entropy(model.logits(hidden)[known], tokens.roll(-1)[known])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.requires_grad_(False)
+
+
+def answer(policy: Decoder, prompts: list[tuple[int, ...]], drafter: NeuralDrafter | None = None):
+    """What the policy writes -> the texts, and tokens per check."""
+    strategy = Strategy.parse(f"neural:{DEPTH}")
+    drafting = ([drafter], [strategy]) if drafter else ((), None)
+    engine = Engine(policy, EngineSettings(max_batch=32), None, *drafting)
+    if drafter:
+        engine.choose = lambda _: strategy
+    sampling = Sampling(temperature=0.0, max_tokens=ANSWER)
+    done = engine.run(Request(i, p, sampling) for i, p in enumerate(prompts))
+    return [[*c.request.prompt, *c.tokens] for c in done], engine.stats.accept_length
+
+
+def trained(policy: Decoder, shift: int) -> NeuralDrafter:
+    """A drafter that SpotTrainer has trained and published, on features that lie so many places too far on."""
+    drafter = NeuralDrafter(policy, DrafterShape(96, 32)).init_weights(0, std=0.1)
+    buffer = SpotBuffer(2**24)
+    for text in answer(policy, make_prompts(160, seed=1))[0]:
+        texts = read_texts(drafter, [(text, PROMPT)])
+        buffer.put(Sample(texts.tokens.int(), PROMPT, texts.features.roll(shift, 0), texts.hidden))
+    # A clock by which steps take just the time that they may, so that they stay as large as they are.
+    ticks = itertools.count()
+    settings = SpotSettings(step_s=1 / 32)
+    training = TrainSettings(lr=4e-3, runs=DEPTH, warmup=5)
+    spot = SpotTrainer(drafter, buffer, training, settings, clock=lambda: next(ticks) / 32)
+    spot.train(rounds(250))
+    verdict = spot.publish()
+    assert verdict is not None and verdict.after > 0.85 * (1 + DEPTH), "in training, all of them seem to do well"
+    return drafter
+
+
+@pytest.mark.parametrize("shift", [0, 1, -1])
+def test_only_the_right_features_lead_to_the_right_guesses(policy, shift):
+    texts, accept_length = answer(policy, make_prompts(32, seed=2), trained(policy, shift))
+    right = [t[i] == next_symbol(*t[i - 2 : i]) for t in texts for i in range(PROMPT, len(t))]
+    assert sum(right) > 0.97 * len(right), "the policy knows its rule"
+    if shift == 0:
+        assert accept_length > 0.93 * (1 + DEPTH)
+    else:
+        assert accept_length < 0.75 * (1 + DEPTH)

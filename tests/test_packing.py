@@ -1,0 +1,34 @@
+"""benchmarks/packing.py compares two ways to the same loss."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from pathlib import Path
+
+import torch
+
+from paceline.draft.neural import DrafterShape, NeuralDrafter
+from paceline.draft.training import read_texts, unrolled_loss
+from paceline.spot.buffer import Sample
+from paceline.spot.trainer import texts_of
+
+from .conftest import tiny_model
+
+FILE = Path(__file__).parents[1] / "benchmarks" / "packing.py"
+
+
+def test_padding_changes_nothing_but_the_cost():
+    spec = importlib.util.spec_from_file_location("packing", FILE)
+    assert spec and spec.loader
+    packing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(packing)
+    drafter = NeuralDrafter(tiny_model(dtype=torch.float64), DrafterShape(64, 16)).init_weights(1, std=0.2)
+    dice, samples = random.Random(3), []
+    for length in (9, 40, 23):
+        texts = read_texts(drafter, [([dice.randrange(128) for _ in range(length)], 4)])
+        samples.append(Sample(texts.tokens.int(), 4, texts.features, texts.hidden))
+    packed, padded = texts_of(samples, drafter), packing.padded_texts(samples, drafter)
+    assert len(packed.tokens) == 72 and len(padded.tokens) == 120 and padded.learn.sum() == packed.learn.sum()
+    losses = [unrolled_loss(drafter, texts, 3, "soft")[0] for texts in (packed, padded)]
+    torch.testing.assert_close(*losses)
