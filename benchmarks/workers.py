@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from statistics import mean, median
@@ -68,7 +69,7 @@ def start_mps(workers: int) -> dict[str, str]:
     """Have the GPU shared by processes that run side by side, each with its part of it."""
     os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // workers)
     for name in ("PIPE", "LOG"):
-        os.environ.setdefault(f"CUDA_MPS_{name}_DIRECTORY", f"/tmp/mps-{name.lower()}")
+        os.environ.setdefault(f"CUDA_MPS_{name}_DIRECTORY", f"{tempfile.gettempdir()}/mps-{name.lower()}")
         Path(os.environ[f"CUDA_MPS_{name}_DIRECTORY"]).mkdir(exist_ok=True)
     subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
     return dict(os.environ)

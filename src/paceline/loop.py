@@ -41,10 +41,9 @@ from paceline.observe.timeline import IDLE, LOST, MERGE, REWARD, SAVE, TRAIN, UP
 from paceline.rollout import Completion, Request
 from paceline.rollout.stats import EngineStats
 from paceline.run import Run
-from paceline.spot.backoff import Backoff
 from paceline.spot.learning import when_to_train
 from paceline.spot.trainer import Spell
-from paceline.spot.verdict import Verdict as DrafterVerdict
+from paceline.spot.versions import Versions
 from paceline.tasks import Sample, Task, make_task
 from paceline.tasks.judge import Judge, Verdict
 from paceline.tasks.rewards import total
@@ -101,10 +100,7 @@ class Trainer:
             self.max_length, self.has_drafter = facts.max_length, facts.has_drafter
             if self.progress.tuner:
                 self.cluster.restore_tuner(self.progress.tuner)
-            self.backoff = Backoff(config.spot.rarely)
-            if self.progress.backoff:
-                self.backoff.load(self.progress.backoff)
-            self._unmerged, self._merged, self._merge_s = False, 0.0, 0.0  # is there training; when; how long it took
+            self.versions = Versions(config.spot, self.progress.drafter_version, self.progress.backoff)
             self.lengths = Lengths(config.rollout.max_tokens / 2)
             self.timeline = Timeline(run.folder / "timeline.json", self.progress.step)
             self.outcomes: list[Outcome] = []
@@ -161,12 +157,14 @@ class Trainer:
         with clock.part("update_actor"):
             answers = [answer for group in groups for answer in group.answers()]
             metrics = self.cluster.update(answers, self.progress.step)
-        if self.spot in ("update", "both") and self._training_is_due:
+        if self.spot in ("update", "both") and self.versions.training_is_due(self.progress.step):
             with clock.part("train_drafter"):
                 spell = self.cluster.spend(self.config.spot.share * clock.elapsed)
         if self.spot != "off":
             with clock.part("merge_drafter"):
-                metrics |= self._next_drafter(spell, stats)
+                metrics |= self.versions.make(self.cluster.merge, spell, stats.first_holds)
+            self.progress.drafter_version = self.versions.version
+            self.progress.backoff = self.versions.backoff.state()
         self._check_update(metrics)
         self.progress.step += 1
         self.progress.cursor = cursor
@@ -181,29 +179,6 @@ class Trainer:
             if every and self.progress.step % every == 0:
                 self._save()
         return metrics | clock.metrics(tokens)
-
-    @property
-    def _training_is_due(self) -> bool:
-        return self.backoff.due(self.progress.step)
-
-    def _next_drafter(self, spell: Spell, stats: EngineStats) -> dict[str, float]:
-        """Make the next version from the drafters of all that trained -> what happened, as metrics."""
-        self._unmerged |= spell.steps > 0
-        verdict = None
-        if self._unmerged and time.perf_counter() - self._merged >= self._merge_s / self.config.spot.merge_share:
-            started = time.perf_counter()
-            verdict = self.cluster.merge()
-            self._merged = time.perf_counter()
-            self._merge_s, self._unmerged = self._merged - started, False
-        published = verdict is not None and verdict.better
-        self.progress.drafter_version += published
-        if verdict is not None:
-            self.backoff.note(verdict)
-        if stats.drafted_texts:
-            self.backoff.note_rollout(stats.held[1] / stats.drafted_texts)
-        self.progress.backoff = self.backoff.state()
-        metrics = describe_drafter(self.progress.drafter_version, published, spell, verdict)
-        return metrics | {"drafter/every": float(self.backoff.every)}
 
     def _describe_workers(self, lost: int) -> dict[str, float]:
         if self.config.cluster.workers == 1:
@@ -268,7 +243,7 @@ class Trainer:
         return list(groups.values())
 
     def _answers(self, requests: list[Request], expected: dict[int, float]) -> Iterator[list[Completion]]:
-        train = self.spot in ("tail", "both") and self._training_is_due
+        train = self.spot in ("tail", "both") and self.versions.training_is_due(self.progress.step)
         return self.cluster.rollout(self.progress.step + 1, requests, expected, Way(), train)
 
     def _end_rollout(self) -> None:
@@ -406,21 +381,6 @@ def describe(groups: list[Group], max_tokens: int) -> dict[str, float]:
         given = [v[name] for g in groups for v in g.values.values() if name in v]
         metrics[f"reward/{name}"] = len(given) / len(rewards) if name == "errors" else np.mean(given)
     return {name: float(value) for name, value in metrics.items()}
-
-
-def describe_drafter(version: int, published: bool, spell: Spell, verdict: DrafterVerdict | None) -> dict[str, float]:
-    """How the drafter's training went."""
-    metrics = {
-        "drafter/version": float(version),
-        "drafter/published": float(published),
-        "drafter/steps": float(spell.steps),
-        "drafter/thrown_away": float(spell.thrown_away),
-    }
-    if spell.steps:
-        metrics |= {"drafter/loss": spell.loss, "drafter/tok_s": spell.tokens / spell.seconds}
-    if verdict is not None:
-        metrics |= {"drafter/expected_accept_before": verdict.before, "drafter/expected_accept_after": verdict.after}
-    return metrics
 
 
 def reward_functions(config: Config, task: Task) -> list[tuple[str, float]]:

@@ -85,7 +85,7 @@ def test_training_backs_off_and_a_resumed_run_remembers_it(tmp_path):
     config = load_config(None, [*WORDS, "spot.share=0.1", f"run_dir={tmp_path / 'run'}"])
     trainer = Trainer(config, Run.create(config))
     try:
-        trainer.backoff.every = 2
+        trainer.versions.backoff.every = 2
         trained = [trainer.step()["drafter/steps"] > 0 for _ in range(3)]
         trainer._save()
     finally:
@@ -93,4 +93,4 @@ def test_training_backs_off_and_a_resumed_run_remembers_it(tmp_path):
     assert trained == [True, False, True]
     resumed = Trainer(config, Run.open(tmp_path / "run"))
     resumed.close()
-    assert resumed.backoff.state() == trainer.backoff.state()
+    assert resumed.versions.backoff.state() == trainer.versions.backoff.state()

@@ -227,14 +227,16 @@ class Cluster:
             self._regroup(tuple(sorted(self._living)))
 
     def _regroup(self, members: tuple[int, ...]) -> None:
-        """Form a circle of these, or of those of them that are not lost on the way."""
+        """Form a circle of these, or of those of them that are not lost on the way. One that is lost and back before
+        the circle stands is another life: it knows nothing of what the others are in the middle of, and has to wait."""
+        wanted = [(w, self._lives[w]) for w in members]
         while True:
             if not set(members) & set(self.members):
                 raise self._all_lost()
             try:
                 return self._form(members)
             except _Broken:
-                members = tuple(w for w in members if w in self._living)
+                members = tuple(w for w, life in wanted if w in self._living and self._lives[w] == life)
 
     def _form(self, members: tuple[int, ...]) -> None:
         veterans = tuple(w for w in self.members if w in members) or members  # at first nobody is new

@@ -43,6 +43,8 @@ def serve(config: Config, post: Post, inbox: Inbox, tell: Callable[[Report], Non
                 tell(Failed(*me, number, "peer", str(err)))
                 continue
             except (OSError, SafetensorError) as err:
+                if call.name != "save":
+                    raise
                 tell(Failed(*me, number, "disk", str(err)))
                 continue
             if number is not None:
@@ -51,5 +53,5 @@ def serve(config: Config, post: Post, inbox: Inbox, tell: Callable[[Report], Non
         return
     except UserError as err:
         tell(Failed(*me, number, "user", str(err)))
-    except Exception:  # noqa: BLE001
+    except Exception:  # noqa: BLE001 (as above)
         tell(Failed(*me, number, "error", traceback.format_exc()))

@@ -56,6 +56,11 @@ class EngineStats:
         """Tokens per text and round, where there were guesses."""
         return self.drafted_tokens / self.drafted_texts if self.drafted_texts else 1.0
 
+    @property
+    def first_holds(self) -> float | None:
+        """Share of first guesses that held; None where there were none."""
+        return self.held[1] / self.drafted_texts if self.drafted_texts else None
+
     def count(self, strategy: Strategy, seconds: float, texts: int, tokens: int) -> None:
         """A round has been run."""
         self.decode_steps += 1

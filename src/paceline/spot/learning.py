@@ -9,7 +9,7 @@ step are still missing; with `spot.when=update` all of them are kept, and traine
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class DrafterLearning:
         self.trainer = SpotTrainer(drafter, self.buffer, TrainSettings(lr=rate, loss=config.loss), settings, seed)
         self.spell = Spell()
         """What was trained since the rollout began."""
+        self._steps: Iterator[Spell] | None = None  # over what is in the buffer
         self._unread: list[tuple[list[int], int]] = []
         self._prompts: Sequence[int] = ()
         self._long = 0
@@ -46,7 +47,7 @@ class DrafterLearning:
 
     def begin_rollout(self, new_step: bool) -> None:
         """The first rollout of a step, or another one of it."""
-        self.spell = Spell()
+        self.spell, self._steps = Spell(), None
         if new_step:
             self.buffer.next_step()
             self._unread.clear()
@@ -59,14 +60,14 @@ class DrafterLearning:
     def step(self) -> bool:
         """Read some answers, or train once, either for no longer than the set time -> whether there was anything."""
         self._turns += 1
-        if self._unread and (self._turns % READ_EVERY == 0 or not len(self.buffer)):
-            self._read()
-            return True
-        before = self.spell.steps + self.spell.thrown_away
-        self.spell += self.trainer.train(_once())
-        if self.spell.steps + self.spell.thrown_away > before:
-            return True
-        if self._unread:  # all that is there is kept for judging
+        if not (self._unread and self._turns % READ_EVERY == 0):
+            if self._steps is None:
+                self._steps = self.trainer.steps()
+            step = next(self._steps, None)
+            if step is not None:
+                self.spell += step
+                return True
+        if self._unread:
             self._read()
             return True
         return False
@@ -83,6 +84,7 @@ class DrafterLearning:
         pieces = (t.split(lengths) for t in (texts.tokens, texts.features, texts.hidden))
         for (_, prompt), tokens, features, hidden in zip(some, *pieces, strict=True):
             self.buffer.put(Sample(tokens.int(), prompt, features, hidden))
+        self._steps = None  # there is more to learn from
         self.spell.seconds += time.perf_counter() - started
 
     def begin_update(self, prompts: Sequence[int], lengths: Sequence[int]) -> None:
@@ -112,8 +114,3 @@ def when_to_train(config: Config, has_drafter: bool) -> str:
         return "tail"
     # Nobody is idle, so it costs time, which a drafter that is good already has hardly won back where it was measured.
     return "update" if config.speculation.drafter == "new" else "off"
-
-
-def _once() -> Callable[[], bool]:
-    answers = iter([True])
-    return lambda: next(answers, False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,33 +97,37 @@ class SpotTrainer:
         return self._trainer.masters
 
     def train(self, go_on: Callable[[], bool]) -> Spell:
-        """Steps over what the buffer holds now, again and again, for as long as `go_on` says so: it is asked before
-        each one."""
-        spell = Spell()
+        """Steps for as long as `go_on` says so: it is asked before each one."""
+        spell, steps = Spell(), self.steps()
+        while go_on():
+            step = next(steps, None)
+            if step is None:
+                break
+            spell += step
+        return spell
+
+    def steps(self) -> Iterator[Spell]:
+        """Steps over what the buffer holds now and the policy thinks now, again and again, each made when it is asked
+        for; none if there is nothing to learn from."""
         self._trainer.copy.refresh()
         samples = [s for s in self.buffer.samples if not self._is_held_out(s)]
         while samples:
             for pack in batches(samples, int(self.size), self._dice.shuffle, len):
-                if not go_on():
-                    return spell
-                self._step(pack, spell)
-        return spell
+                yield self._step(pack)
 
-    def _step(self, pack: list[Sample], spell: Spell) -> None:
+    def _step(self, pack: list[Sample]) -> Spell:
         started = self._clock()
         before = self._trainer.steps
         # A long answer is cut to the size of a step, or it would make one of its own length.
         pack = [s if len(s) <= self.size else s.first(max(s.prompt + 1, int(self.size))) for s in pack]
         loss, _ = self._trainer.step(texts_of(pack, self.drafter))
         seconds, tokens = self._clock() - started, sum(map(len, pack))
-        if self._trainer.steps > before:
-            spell.steps, spell.loss = spell.steps + 1, loss
-            self.tokens += tokens
-        else:
-            spell.thrown_away += 1
-        spell.tokens, spell.seconds = spell.tokens + tokens, spell.seconds + seconds
         if tokens > self.size / 2:  # what is left over at the end says little
             self._resize(tokens, seconds)
+        if self._trainer.steps == before:
+            return Spell(tokens=tokens, seconds=seconds, thrown_away=1)
+        self.tokens += tokens
+        return Spell(1, tokens, seconds, loss)
 
     def _resize(self, tokens: int, seconds: float) -> None:
         """Towards the set time, by at most a factor of two at once, because the first steps are slow for other reasons;
