@@ -6,12 +6,12 @@ Imported only where a GPU runs: machines without one need no Triton.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from paceline.kernels.device import processors
 
 BLOCK_N = 64
 MAX_SPLITS = 32
@@ -30,7 +30,7 @@ def paged_attention(
     block_m = max(16, min(64, triton.next_power_of_2(rows)))
     tiles = triton.cdiv(rows, block_m)
     most_blocks = triton.cdiv(table.shape[1] * page_size, BLOCK_N)
-    splits = max(1, min(MAX_SPLITS, most_blocks, 2 * _processors(q.device) // (batch * kv_heads * tiles)))
+    splits = max(1, min(MAX_SPLITS, most_blocks, 2 * processors(q.device) // (batch * kv_heads * tiles)))
     out = torch.empty(batch, new, heads, d, dtype=q.dtype, device=q.device)
     # A stretch that is all there is needs no join, so its result is the result.
     part = torch.empty(splits, *out.shape, dtype=torch.float32, device=q.device) if splits > 1 else out
@@ -49,11 +49,6 @@ def paged_attention(
             BLOCK_S=triton.next_power_of_2(splits), num_warps=1,
         )  # fmt: skip
     return out
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
 
 
 @triton.jit

@@ -27,7 +27,7 @@ from paceline.rollout.features import FeatureRing
 from paceline.rollout.graphs import GraphPool
 from paceline.rollout.pages import PagePool
 from paceline.rollout.rows import Rows, RowsView
-from paceline.rollout.sampling import NoiseAhead, race, race_dtype
+from paceline.rollout.sampling import NoiseAhead, draw, race_dtype
 from paceline.rollout.scheduler import Fill
 
 
@@ -95,9 +95,11 @@ class Runner:
         last = first + len(filled)
         self.rows.upload(last)
         rows = self.rows.view(first, last)
-        noise = NoiseAhead(self._noise.vocab, self.model.dtype).next(rows.sampling.keys, rows.context)
+        noise = NoiseAhead(self._noise.vocab, self.model.dtype)
         logits = self.model.logits(torch.stack([f.hidden for f in filled]))
-        tokens, logprobs = race(logits, rows.sampling, noise, filters)
+        tokens, logprobs = draw(
+            logits, rows.sampling, rows.context, filters, lambda: noise.next(rows.sampling.keys, rows.context)
+        )
         if self.ring is not None:
             features = torch.stack([f.features for f in filled if f.features is not None])
             self.ring.put(rows.slot, rows.context - 1, features[:, None], tokens[:, None])
@@ -121,8 +123,9 @@ class Runner:
         rows = self.rows.view(0, count)
         attention = self._steady(count, rows, batch)
         hidden, features = self.model(rows.tokens, rows.context, attention, taps=self.ring is not None)
-        noise = self._noise.next(rows.sampling.keys, rows.context + 1)
-        tokens, logprobs = race(self.model.logits(hidden), rows.sampling, noise, filters)
+        places, sampling = rows.context + 1, rows.sampling
+        noise = lambda: self._noise.next(sampling.keys, places)  # noqa: E731
+        tokens, logprobs = draw(self.model.logits(hidden), sampling, places, filters, noise)
         if self.ring is not None and features is not None:
             self.ring.put(rows.slot, rows.context, features[:, None], tokens[:, None])
         return tokens[:, None], logprobs[:, None]
@@ -160,7 +163,8 @@ class Runner:
 
     def _propose(self, bucket: int, strategy: Strategy) -> tuple[Tensor, ...]:
         assert self.neural is not None
-        self._ahead = self._noise_ahead(self.rows.view(0, bucket), strategy.depth)
+        if not (strategy.chain and self.neural.races):
+            self._ahead = self._noise_ahead(self.rows.view(0, bucket), strategy.depth)
         tokens, parents = self.neural.propose(bucket, strategy, self._ahead)
         self._guesses[0, :bucket, : strategy.nodes] = tokens
         self._guesses[1, :bucket, : strategy.nodes] = parents
@@ -197,8 +201,10 @@ class Runner:
         attention = DecodeAttention(self.pool, rows.table, rows.context, model.config.heads, shape.bits)
         places = rows.context[:, None] + shape.depth
         hidden, features = model(tokens.flatten(), places.flatten(), attention, taps=self.ring is not None)
-        noise = self._tree_noise(rows, shape.depth, depth, is_chain)
-        winners, logprobs = race(model.logits(hidden), rows.sampling.spread(shape.depth), noise, filters)
+        ahead, self._ahead = self._ahead, None
+        noise = lambda: self._tree_noise(rows, shape.depth, depth, is_chain, ahead)  # noqa: E731
+        logits = model.logits(hidden)
+        winners, logprobs = draw(logits, rows.sampling, rows.context + 1, filters, noise, shape.depth)
         winners, logprobs = winners.view(count, -1), logprobs.view(count, -1)
         held, way = walk(shape, guesses, parents, winners, attention.usable)
         if not is_chain:
@@ -213,10 +219,9 @@ class Runner:
             self.ring.put(rows.slot, rows.context, features, winners, kept)
         return winners, logprobs, held
 
-    def _tree_noise(self, rows: RowsView, level: Tensor, depth: int, is_chain: bool) -> Tensor:
+    def _tree_noise(self, rows: RowsView, level: Tensor, depth: int, is_chain: bool, ahead: Tensor | None) -> Tensor:
         """The noise [B * T, V] of each member's position, made once per level."""
-        # What a draft has just raced with need not be made again, but graphs hand nothing on to each other.
-        ahead, self._ahead = self._ahead, None
+        # What a draft has just raced with (`ahead`) need not be made again, but graphs hand nothing on to each other.
         noise = self._noise_ahead(rows, depth) if ahead is None or self.graphs is not None else ahead
         if not is_chain:
             noise = noise[torch.arange(len(level), device=level.device)[:, None], level]
