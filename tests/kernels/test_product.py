@@ -64,7 +64,9 @@ def test_products(device, dtype, seed, rows, out, size, tile):
 
 
 @on
-@given(seed=seeds, splits=st.integers(1, 5), rows=st.integers(1, 5), size=st.sampled_from([8, 96, 130]), b=st.booleans())
+@given(
+    seed=seeds, splits=st.integers(1, 5), rows=st.integers(1, 5), size=st.sampled_from([8, 96, 130]), b=st.booleans()
+)
 @quick
 def test_add_norm(device, dtype, seed, splits, rows, size, b):
     from paceline.kernels.epilogue_triton import add_norm

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paceline.kernels.epilogue import Cache
 from paceline.kernels.paged_attention import chain_tree
 from paceline.model.config import DecoderConfig
 
@@ -46,7 +47,7 @@ class PagedRound:
     def __init__(self, cache: PagedWindowCache, slot: Tensor, drafted: Tensor, start: Tensor, room: int):
         """`drafted` entries of each request are known, of which those from `start` on can be seen; all int [B]."""
         assert room <= cache.room, "no round is larger than the largest strategy's"
-        self.cache, self.batch = cache, len(slot)
+        self._cache, self.batch = cache, len(slot)
         drafted, window = drafted.long()[:, None], cache.window
         known = (drafted - start.long().clamp(min=0)[:, None]).clamp(0, window)
         column = torch.arange(window + room, device=slot.device)
@@ -95,13 +96,20 @@ class PagedRound:
         """Rows of the pools for the places [B, n] of the room."""
         return (self._rows + offset[..., None] * self._rows.shape[-1]).flatten()
 
+    def cache(self, layer: int) -> Cache:
+        k, v = self._cache.k, self._cache.v
+        return Cache(k.view(-1, k.shape[-1]), v.view(-1, v.shape[-1]), self._at)
+
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         from paceline.kernels.fused_triton import write
+
+        write(k, v, *self.cache(layer))
+        return self.attend(layer, q, k, v)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         from paceline.kernels.paged_attention_triton import paged_attention
 
-        cache, d = self.cache, q.shape[-1]
         self.new = k, v
-        write(k, v, cache.k.view(-1, d), cache.v.view(-1, d), self._at)
         q = q.unflatten(0, (self.batch, -1))
-        out = paged_attention(q, cache.k, cache.v, self.table, self._visible, self._bits, self._span)
+        out = paged_attention(q, self._cache.k, self._cache.v, self.table, self._visible, self._bits, self._span)
         return out.flatten(2).flatten(0, 1)

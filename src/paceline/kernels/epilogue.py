@@ -30,9 +30,7 @@ class HeadNorms(NamedTuple):
     eps: float
 
 
-def add_norm(
-    parts: Tensor, residual: Tensor, bias: Tensor | None, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+def add_norm(parts: Tensor, residual: Tensor, bias: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """residual + product (+ bias), and its RMS norm; both [rows, out]."""
     if has_kernels(residual):
         from paceline.kernels.epilogue_triton import add_norm as own

@@ -13,9 +13,7 @@ from paceline.kernels.epilogue import Cache, HeadNorms
 PDL = False  # whether these kernels are launched before their predecessor has ended
 
 
-def add_norm(
-    parts: Tensor, residual: Tensor, bias: Tensor | None, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+def add_norm(parts: Tensor, residual: Tensor, bias: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """As `kernels.epilogue.add_norm`."""
     splits, rows, size = parts.shape
     x, normed = (torch.empty(rows, size, dtype=residual.dtype, device=residual.device) for _ in range(2))

@@ -86,9 +86,7 @@ def _split(
         gdc_launch_dependents()
         gdc_wait()
     m = tl.arange(0, BLOCK_M)
-    acc = _sum(
-        x, weight, x_stride, wide, rows, first, last, BLOCK_M, BLOCK_N, BLOCK_K, EVEN, WEIGHT_FIRST, PRECISION
-    )
+    acc = _sum(x, weight, x_stride, wide, rows, first, last, BLOCK_M, BLOCK_N, BLOCK_K, EVEN, WEIGHT_FIRST, PRECISION)
     part += split.to(tl.int64) * rows * out
     if WEIGHT_FIRST:
         to = part + m[None, :] * out + n[:, None]

@@ -7,6 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
+from paceline.kernels.epilogue import Cache
 from paceline.kernels.fused import has_kernels
 from paceline.kernels.paged_attention import PageRows, chain_tree
 from paceline.model.attention import PackedAttention
@@ -58,8 +59,14 @@ class DecodeAttention:
         self.rows.advance()
         return True
 
+    def cache(self, layer: int) -> Cache:
+        return Cache(*self.pool.rows(layer), self.slots)
+
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.pool.write(layer, self.slots, k, v)
+        return self.attend(layer, q, k, v)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k_pool, v_pool = self.pool.k_layers[layer], self.pool.v_layers[layer]
         if self.rows is not None:
             return self.rows.attend(q, k_pool, v_pool, layer)

@@ -97,12 +97,14 @@ class NeuralDrafting:
         places = rows.context[:, None] + torch.arange(1, depth + 1, device=device)
         cos, sin = (x.view(batch, depth, 1, -1) for x in self.drafter.rotations(places.flatten(), hidden.dtype))
         tokens: list[Tensor] = []
+        normed: Tensor | None = None
         for level in range(depth):
             if level:
                 attention.guess()
-                hidden = self.drafter.run(tokens[-1], hidden, (cos[:, level - 1], sin[:, level - 1]), attention)
+                turned = cos[:, level - 1], sin[:, level - 1]
+                hidden, normed = self.drafter.step(tokens[-1], hidden, turned, attention)
             if self.races:
-                tokens.append(racing.winners(hidden, level))
+                tokens.append(racing.winners(hidden, normed, level))
             else:
                 tokens.append(self._tokens(racing.scores(hidden, level).argmax(-1)))
         parents = torch.arange(depth, dtype=torch.int32, device=device).expand(batch, -1)
@@ -157,10 +159,10 @@ class _Race:
             known = noise if drafter.vocab is None else noise[..., drafter.vocab]
             self.noise = known * (~greedy).to(known.dtype)[:, None, None]
 
-    def winners(self, hidden: Tensor, level: int) -> Tensor:
+    def winners(self, hidden: Tensor, normed: Tensor | None, level: int) -> Tensor:
         """The tokens [B] that follow [B, hidden], with no noise written out."""
-        rows, sampling = self.rows, self.rows.sampling
-        logits, places, vocab = self.drafter.logits(hidden), rows.context + (1 + level), self.drafter.vocab
+        sampling, places = self.rows.sampling, self.rows.context + (1 + level)
+        logits, vocab = self.drafter.logits(hidden, normed), self.drafter.vocab
         return race(logits, sampling.keys, places, sampling.temperature, None, vocab, self.noisy, logprobs=False)[0]
 
     def scores(self, hidden: Tensor, level: int) -> Tensor:

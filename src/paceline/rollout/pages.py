@@ -98,6 +98,10 @@ class PagePool:
         heads = torch.arange(kv_heads, device=pages.device)
         return ((pages.long()[:, None] * kv_heads + heads) * self.page_size + offsets.long()[:, None]).view(-1)
 
+    def rows(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The keys and values of a layer, a row for every slot."""
+        return self._k_rows[layer], self._v_rows[layer]
+
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Put keys and values [N, kv_heads, d] of one layer into their slots."""
         if fuses(k):
