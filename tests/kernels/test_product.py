@@ -126,8 +126,32 @@ def test_norm_beside(device, dtype, rows, size):
 def test_the_table_is_asked_by_rows_and_shape(monkeypatch):
     one, some = Tile(16, 512, vector=True), Tile(64, 64, 2)
     monkeypatch.setattr(product, "TILES", {(1, 6, 8): one, (16, 6, 8): some})
-    weight = torch.zeros(6, 8)
+    monkeypatch.setattr(product, "_known", lambda device: True)
+    weight = torch.zeros(6, 8, dtype=torch.bfloat16)
     assert product.tile_for(1, weight) is one
     assert product.tile_for(2, weight) is some and product.tile_for(16, weight) is some
     assert product.tile_for(17, weight) is None and product.tile_for(99, weight) is None
-    assert product.tile_for(1, weight.t()) is None
+    assert product.tile_for(1, weight.t()) is None and product.tile_for(1, weight.float()) is None
+
+
+def test_the_table_that_is_shipped_can_be_used():
+    assert all(rows in product.ROWS and out % 16 == 0 and size % 16 == 0 for rows, out, size in product.TILES)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("entry", product.TILES.items(), ids=str)
+def test_the_shipped_tiles(entry):
+    """At their own size: what small cases cannot show is a tile that the card has no room for."""
+    from paceline.kernels.product_triton import gated_product, split_product
+
+    (rows, out, size), tile = entry
+    g = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(rows, size, generator=g, device="cuda").bfloat16()
+    weight = (torch.randn(out, size, generator=g, device="cuda") * size**-0.5).bfloat16()
+    expected = x.float() @ weight.float().t()
+    if tile.gated:
+        gate, up = expected.chunk(2, -1)
+        got, expected = gated_product(x, weight, tile), torch.nn.functional.silu(gate) * up
+    else:
+        got = split_product(x, weight, tile).sum(0)
+    near(got, expected.cpu(), torch.bfloat16)

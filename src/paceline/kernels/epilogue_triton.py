@@ -8,25 +8,24 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from paceline.kernels.device import starts_early
 from paceline.kernels.epilogue import Cache, HeadNorms
-
-PDL = False  # whether these kernels are launched before their predecessor has ended
 
 
 def add_norm(parts: Tensor, residual: Tensor, bias: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """As `kernels.epilogue.add_norm`."""
     splits, rows, size = parts.shape
     x, normed = (torch.empty(rows, size, dtype=residual.dtype, device=residual.device) for _ in range(2))
-    block = triton.next_power_of_2(size)
+    block, early = triton.next_power_of_2(size), starts_early(x.device)
     _add_norm[(rows,)](
         parts, residual, bias, weight, x, normed, residual.stride(0), rows, size, eps,
-        SPLITS=splits, BIAS=bias is not None, BLOCK=block, PDL=PDL,
-        num_warps=max(1, min(16, block // 256)), launch_pdl=PDL,
+        SPLITS=splits, BIAS=bias is not None, BLOCK=block, PDL=early,
+        num_warps=max(1, min(16, block // 256)), launch_pdl=early,
     )  # fmt: skip
     return x, normed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _add_norm(
     parts, residual, bias, weight, x, normed, residual_stride, rows, size, eps,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
@@ -64,17 +63,17 @@ def turn_and_keep(
     splits, rows, _ = parts.shape
     d, every = cos.shape[-1], heads[0] + 2 * heads[1]
     out = torch.empty(rows, every, d, dtype=cos.dtype, device=cos.device)
-    block_h = 4  # heads per program
+    block_h, early = 4, starts_early(cos.device)  # heads per program
     _turn_and_keep[(rows, triton.cdiv(every, block_h))](
         parts, bias, *(norms or (None, None, 0.0)), cos, sin, out, cache.k_rows, cache.v_rows, cache.slots,
         cos.stride(0), sin.stride(0), rows,
         HEADS=heads[0], KV_HEADS=heads[1], SPLITS=splits, BIAS=bias is not None, NORM=norms is not None,
-        D=d, BLOCK_H=block_h, BLOCK_D=triton.next_power_of_2(d), PDL=PDL, num_warps=2, launch_pdl=PDL,
+        D=d, BLOCK_H=block_h, BLOCK_D=triton.next_power_of_2(d), PDL=early, num_warps=2, launch_pdl=early,
     )  # fmt: skip
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _turn_and_keep(
     parts, bias, q_norm, k_norm, eps, cos, sin, out, k_rows, v_rows, slots, cos_stride, sin_stride, rows,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
@@ -125,10 +124,10 @@ def norm_beside(tokens: Tensor, table: Tensor, table_norm: Tensor, x: Tensor, no
     """As `kernels.epilogue.norm_beside`."""
     rows, size = x.shape
     out = torch.empty(rows, 2 * size, dtype=x.dtype, device=x.device)
-    block = triton.next_power_of_2(size)
+    block, early = triton.next_power_of_2(size), starts_early(x.device)
     _norm_beside[(rows, 2)](
         tokens, table, table_norm, x, norm, out, tokens.stride(0), table.stride(0), x.stride(0), size, eps,
-        BLOCK=block, PDL=PDL, num_warps=max(1, min(16, block // 256)), launch_pdl=PDL,
+        BLOCK=block, PDL=early, num_warps=max(1, min(16, block // 256)), launch_pdl=early,
     )  # fmt: skip
     return out
 

@@ -6,8 +6,11 @@ makes the product there is one, already rounded. Weights are [out, in], as check
 
 from __future__ import annotations
 
+import functools
+import json
 from bisect import bisect_left
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +18,7 @@ from torch import Tensor
 
 from paceline.kernels.fused import has_kernels
 
-ROWS = (1, 16, 32, 64)  # numbers of rows that are told apart: the tiles of the matrix units, and a row alone
+ROWS = (1, 16, 32, 64, 128)  # numbers of rows that are told apart: the tiles of the matrix units, and a row alone
 
 
 @dataclass(frozen=True)
@@ -31,19 +34,32 @@ class Tile:
     """Whether the weights are the first operand of the matrix units, which then take them from shared memory."""
     vector: bool = False
     """Without matrix units; for a single row."""
-    pdl: bool = False
-    """Launched before its predecessor has ended."""
+    gated: bool = False
+    """For a matrix with gates, whose halves are read side by side."""
 
 
 Table = dict[tuple[int, int, int], Tile]
 """By rows (one of ROWS), out and in; for products with gates, out is the size of the whole matrix."""
 
-TILES: Table = {}
-"""Measured by benchmarks/tune_products.py on an H200; what is not here goes to cuBLAS."""
+HOPPER = (9, 0)
+
+
+def read_tiles(file: Path) -> Table:
+    entries = json.loads(file.read_text())["tiles"]
+    return {(e["rows"], e["out"], e["in"]): Tile(**e["tile"]) for e in entries}
+
+
+TILES = read_tiles(Path(__file__).with_name("tiles.json"))
+"""Measured by benchmarks/tune_products.py on an H200; what is not here goes to cuBLAS, and so do other cards."""
+
+
+@functools.cache
+def _known(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER
 
 
 def tile_for(rows: int, weight: Tensor) -> Tile | None:
-    if rows > ROWS[-1] or not TILES:
+    if rows > ROWS[-1] or weight.dtype != torch.bfloat16 or not _known(weight.device):
         return None
     out, size = weight.shape
     return TILES.get((ROWS[bisect_left(ROWS, rows)], out, size))

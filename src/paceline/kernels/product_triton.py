@@ -4,8 +4,7 @@ A matrix product of 1 to 64 rows is a read of its weights. Its inner dimension i
 processors busy too; the partial sums are float32 and whoever comes next adds them up, in order, together with what it
 has to do anyway (`epilogue_triton`). Nothing is added by atomics, so the same input gives the same output.
 
-With `pdl` a kernel is launched while the one before it still runs: it asks for its first weights, which depend on
-nothing, and then waits.
+Launched early (`device.pdl`), a kernel asks for its first weights, which depend on nothing, and then waits.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from paceline.kernels.device import starts_early
 from paceline.kernels.product import Tile
 
 
@@ -26,9 +26,9 @@ def split_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
     part = torch.empty(tile.splits, rows, out, dtype=torch.float32, device=x.device)
     _split[(triton.cdiv(out, tile.block_n), tile.splits)](
         x, weight, part, x.stride(0), weight.stride(0), rows, out, size,
-        BLOCK_M=block_rows(rows, tile), BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
-        SPLITS=tile.splits, EVEN=size % tile.block_k == 0, WEIGHT_FIRST=tile.weight_first,
-        PRECISION=_precision(x), PDL=tile.pdl, **_launch(tile),
+        tile.splits, BLOCK_M=block_rows(rows, tile), BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
+        EVEN=size % tile.block_k == 0, WEIGHT_FIRST=tile.weight_first,
+        PRECISION=_precision(x), **_launch(x, tile),
     )  # fmt: skip
     return part
 
@@ -41,8 +41,8 @@ def gated_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
     _gated[(triton.cdiv(half, tile.block_n),)](
         x, weight, out, x.stride(0), weight.stride(0), rows, half, size,
         BLOCK_M=block_rows(rows, tile), BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
-        EVEN=size % tile.block_k == 0, WEIGHT_FIRST=tile.weight_first, PRECISION=_precision(x), PDL=tile.pdl,
-        **_launch(tile),
+        EVEN=size % tile.block_k == 0, WEIGHT_FIRST=tile.weight_first, PRECISION=_precision(x),
+        **_launch(x, tile),
     )  # fmt: skip
     return out
 
@@ -56,8 +56,9 @@ def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
-def _launch(tile: Tile) -> dict[str, int | bool]:
-    return {"num_warps": tile.warps, "num_stages": tile.stages, "launch_pdl": tile.pdl}
+def _launch(x: Tensor, tile: Tile) -> dict[str, int | bool]:
+    early = starts_early(x.device)
+    return {"num_warps": tile.warps, "num_stages": tile.stages, "PDL": early, "launch_pdl": early}
 
 
 @triton.jit
@@ -68,16 +69,16 @@ def ahead_of_time(pointers):
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"])
 def _split(
-    x, weight, part, x_stride, weight_stride, rows, out, size,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
+    x, weight, part, x_stride, weight_stride, rows, out, size, splits,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
     blocks = tl.cdiv(size, BLOCK_K)
-    per_split = tl.cdiv(blocks, SPLITS)
+    per_split = tl.cdiv(blocks, splits)
     first = split * per_split * BLOCK_K
     last = tl.minimum(size, first + per_split * BLOCK_K)
     wide = tl.minimum(n, out - 1).to(tl.int64) * weight_stride  # columns behind the last are read again, not kept
@@ -153,7 +154,7 @@ def _sum(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gated(
     x, weight, out, x_stride, weight_stride, rows, half, size,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,

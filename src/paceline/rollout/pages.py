@@ -70,12 +70,6 @@ class PagePool:
         for pool in (self.k, self.v):
             pool[:, targets, :, :tokens] = pool[:, source, None, :, :tokens]
 
-    def move(self, source: Tensor, target: Tensor) -> None:
-        """Bring what lies in the slots `source` into the slots `target`, in all layers at once."""
-        for pool in (self.k, self.v):
-            rows = pool.view(pool.shape[0], -1, pool.shape[-1])
-            rows.index_copy_(1, target, rows.index_select(1, source))
-
     def compact(self) -> dict[int, int] | None:
         """Move used pages together at the low end, if they lie so thinly that a CPU would read mostly holes.
         Returns where each moved page went; whoever holds a page has to follow."""

@@ -20,6 +20,7 @@ from paceline.draft.strategy import MAX_NODES, NEURAL, Strategy
 from paceline.draft.tree import chain, tree, walk
 from paceline.draft.tuner import sizes
 from paceline.kernels.noise import noise_ahead
+from paceline.kernels.settle import settle
 from paceline.model.decoder import Decoder
 from paceline.rollout.attention import DecodeAttention, PrefillAttention
 from paceline.rollout.drafting import NeuralDrafting
@@ -235,13 +236,8 @@ class Runner:
     def _settle(self, attention: DecodeAttention, way: Tensor, held: Tensor) -> None:
         """Bring the keys and values of the guesses that hold to where plain decoding would have put them."""
         slots = attention.slots.view(*attention.tree.shape, -1)  # [B, T, kv_heads]
-        heads = slots.shape[-1]
-        level = torch.arange(1, way.shape[1], device=way.device)
-        source = slots.gather(1, way[:, 1:, None].expand(-1, -1, heads))
-        target = slots[:, 1 : way.shape[1]]
-        # What does not hold stays where it is.
-        target = torch.where((level <= held[:, None])[..., None], target, source)
-        self.pool.move(source.flatten(), target.flatten())
+        k, v = (pool.view(pool.shape[0], -1, pool.shape[-1]) for pool in (self.pool.k, self.pool.v))
+        settle(k, v, slots, way, held)
 
     def _bucket(self, count: int) -> int:
         return count if self.graphs is None else self.ladder[bisect_left(self.ladder, count)]
