@@ -29,6 +29,8 @@ from paceline.draft.drafter import Draft
 from paceline.draft.neural import DrafterShape, NeuralDrafter
 from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
 from paceline.draft.suffix import SuffixDrafter
+from paceline.kernels import device as kernels
+from paceline.kernels import product
 from paceline.model import Decoder, DecoderConfig
 from paceline.model.decoder import as_dtype, parameter_bytes
 from paceline.rollout import Engine, EngineSettings, Request, Sampling
@@ -301,6 +303,22 @@ def measure_drafts(
             del bench, drafter
 
 
+def compare_ways(args: argparse.Namespace, model: Decoder, clock: Clock, floor: Floor, table: Table) -> None:
+    """The same passes with cuBLAS's products, with those of the table, and with kernels that start early."""
+    tiles, pdl = product.TILES, kernels.pdl
+    pages = pages_for(max(args.batch), args.context)
+    for way, known, early in (("cublas", {}, False), ("tiles", tiles, False), ("early", tiles, True)):
+        product.TILES, kernels.pdl = known, early
+        bench = Bench(model, clock, max(args.batch), args.longest, pages)
+        for batch in args.batch:
+            bench.seat(batch, args.context)
+            least = floor.step(batch, args.context)
+            one = table.add(f"decode [{way}]", batch, args.context, bench.decode(batch), least, 0.0)
+            table.add(f"verify 8 [{way}]", batch, args.context, bench.verify(batch, chain(8)), least, one)
+        del bench
+    product.TILES, kernels.pdl = tiles, pdl
+
+
 def measure_suffix(args: argparse.Namespace, plain: dict[Any, float]) -> list[dict[str, Any]]:
     """What the host takes for guesses from suffixes, which the device waits for."""
     rows = []
@@ -400,6 +418,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         plain = measure_passes(args, bench, floor, table)
         summary: dict[str, Any] = {"geometry": args.geometry, "device": name, "dtype": str(model.dtype)}
         summary |= {"copy_gb_s": round(floor.bandwidth / 1e9, 1), "weight_bytes": floor.weights}
+        summary |= {"tiles": len(product.TILES), "pdl": kernels.pdl}
         summary["first_token_s"] = round(first, 2)
         if device.type == "cuda":
             summary["graph_gb"] = round(bench.engine.graphs.memory_bytes / 1e9, 3)
@@ -409,6 +428,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 summary["capture"] = capture_all(model, args.capture)
                 print(f"default strategies up to batch {args.capture}: {summary['capture']}\n")
         measure_drafts(args, model, clock, floor, table, plain)
+        if args.compare:
+            compare_ways(args, model, clock, floor, table)
         summary["suffix"] = measure_suffix(args, plain)
         summary["rows"] = table.rows
     print(json.dumps(summary))
@@ -429,12 +450,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--window", default="512,128", help="entries that the neural drafter looks back on")
     parser.add_argument("--profile", default="1x1,8x1,32x8", help="batch x tokens whose kernels are listed")
     parser.add_argument("--capture", type=int, default=0, help="capture all default strategies up to this batch size")
+    parser.add_argument("--compare", action="store_true", help="products of cuBLAS, of the table, and started early")
+    parser.add_argument("--tiles", help="a table of benchmarks/tune_products.py instead of the shipped one, or `none`")
+    parser.add_argument("--pdl", action="store_true", help="launch kernels before their predecessors have ended")
     parser.add_argument("--repeat", type=int, default=20)
     args = parser.parse_args(argv)
     for name in ("batch", "verify", "draft_batch", "window"):
         setattr(args, name, [int(x) for x in getattr(args, name).split(",") if x])
     args.profile = [tuple(map(int, p.split("x"))) for p in args.profile.split(",") if p]
     args.longest = max(args.context, args.long) + ROOM
+    kernels.pdl = args.pdl
+    if args.tiles:
+        product.TILES = {} if args.tiles == "none" else product.read_tiles(Path(args.tiles))
     return args
 
 
