@@ -27,6 +27,7 @@ def race(
     ids: Tensor | None = None,
     noise: bool = True,
     logprobs: bool = True,
+    ahead: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """As `kernels.race.race`."""
     rows, vocab = logits.shape
@@ -44,7 +45,7 @@ def race(
         logits, keys, places, temperature, level, ids, part, column,
         logits.stride(0), keys.stride(0), places.stride(0), temperature.stride(0),
         0 if level is None else level.stride(0), 0 if level is None else level.stride(1),
-        rows, each, vocab, stretch,
+        rows, each, vocab, stretch, ahead,
         LEVEL=level is not None, IDS=ids is not None, NOISE=noise, LOGPROB=logprobs, BLOCK=BLOCK,
         num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
@@ -55,11 +56,11 @@ def race(
     return tokens, logprob
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "each", "ahead"])
 def _race(
     logits, keys, places, temperature, level, ids, part, column,
     logits_stride, keys_stride, places_stride, temperature_stride, level_stride_b, level_stride_t,
-    rows, each, vocab, stretch,
+    rows, each, vocab, stretch, ahead,
     LEVEL: tl.constexpr, IDS: tl.constexpr, NOISE: tl.constexpr, LOGPROB: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -68,7 +69,7 @@ def _race(
     warmth = tl.load(temperature + b * temperature_stride)
     greedy = warmth == 0
     cool = tl.where(greedy, 1.0, warmth)
-    place = tl.load(places + b * places_stride).to(tl.int64)
+    place = tl.load(places + b * places_stride).to(tl.int64) + ahead
     if LEVEL:
         place += tl.load(level + b * level_stride_b + (row % each) * level_stride_t).to(tl.int64)
     key = _mix(tl.load(keys + b * keys_stride) + (place + 1) * _GOLDEN)
@@ -116,7 +117,7 @@ def _race(
         tl.store(part + 3 * size + to, tl.sum(mass * tl.exp(peak - highest), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"])
 def _join(
     part, column, ids, tokens, logprob, rows, splits,
     IDS: tl.constexpr, LOGPROB: tl.constexpr, BLOCK_S: tl.constexpr,

@@ -161,9 +161,9 @@ class _Race:
 
     def winners(self, hidden: Tensor, normed: Tensor | None, level: int) -> Tensor:
         """The tokens [B] that follow [B, hidden], with no noise written out."""
-        sampling, places = self.rows.sampling, self.rows.context + (1 + level)
-        logits, vocab = self.drafter.logits(hidden, normed), self.drafter.vocab
-        return race(logits, sampling.keys, places, sampling.temperature, None, vocab, self.noisy, logprobs=False)[0]
+        logits, rows, vocab = self.drafter.logits(hidden, normed), self.rows, self.drafter.vocab
+        keys, temperature = rows.sampling.keys, rows.sampling.temperature
+        return race(logits, keys, rows.context, temperature, None, vocab, self.noisy, False, ahead=1 + level)[0]
 
     def scores(self, hidden: Tensor, level: int) -> Tensor:
         """What follows [B * n, hidden], where n belong to each request -> [B * n, guessable tokens]"""

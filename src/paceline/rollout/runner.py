@@ -124,9 +124,8 @@ class Runner:
         rows = self.rows.view(0, count)
         attention = self._steady(count, rows, batch)
         hidden, features = self.model(rows.tokens, rows.context, attention, taps=self.ring is not None)
-        places, sampling = rows.context + 1, rows.sampling
-        noise = lambda: self._noise.next(sampling.keys, places)  # noqa: E731
-        tokens, logprobs = draw(self.model.logits(hidden), sampling, places, filters, noise)
+        noise = lambda: self._noise.next(rows.sampling.keys, rows.context + 1)  # noqa: E731
+        tokens, logprobs = draw(self.model.logits(hidden), rows.sampling, rows.context, filters, noise, ahead=1)
         if self.ring is not None and features is not None:
             self.ring.put(rows.slot, rows.context, features[:, None], tokens[:, None])
         return tokens[:, None], logprobs[:, None]
@@ -205,7 +204,7 @@ class Runner:
         ahead, self._ahead = self._ahead, None
         noise = lambda: self._tree_noise(rows, shape.depth, depth, is_chain, ahead)  # noqa: E731
         logits = model.logits(hidden)
-        winners, logprobs = draw(logits, rows.sampling, rows.context + 1, filters, noise, shape.depth)
+        winners, logprobs = draw(logits, rows.sampling, rows.context, filters, noise, shape.depth, ahead=1)
         winners, logprobs = winners.view(count, -1), logprobs.view(count, -1)
         held, way = walk(shape, guesses, parents, winners, attention.usable)
         if not is_chain:

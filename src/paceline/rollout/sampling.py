@@ -47,11 +47,12 @@ def draw(
     filters: bool,
     noise: Callable[[], Tensor],
     level: Tensor | None = None,
+    ahead: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Draw the tokens of `places` [B], or of the members of trees that lie `level` [B, T] behind them, as `race` does.
+    """Draw the tokens `ahead` of `places` [B], or of the members of trees `level` [B, T] behind those, as `race` does.
     `noise` is called where it has to be written out: a GPU makes it on the way, but for filters, which sort."""
     if has_kernels(logits) and not filters:
-        return race_on_the_way(logits, rows.keys, places, rows.temperature, level)
+        return race_on_the_way(logits, rows.keys, places, rows.temperature, level, ahead=ahead)
     return race(logits, rows if level is None else rows.spread(level), noise(), filters)
 
 
