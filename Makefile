@@ -8,7 +8,7 @@ TESTS  := $(VENV)/.ready-test
 # share. A file's tests stay together, because they share what takes long to make.
 WORKERS ?= 2
 
-.PHONY: train test lint soak clean
+.PHONY: train test lint soak sanitize clean
 
 train: $(READY)
 	$(BIN)/paceline train
@@ -24,6 +24,13 @@ lint: $(TESTS)
 # The long forms of the tests that CI runs short.
 soak: $(TESTS)
 	$(BIN)/python -m pytest -m soak
+
+# Bad memory accesses and races of the kernels; needs a CUDA device and compute-sanitizer. Without PyTorch's own cache of
+# memory, so that what lies beside a tensor is not another one.
+SANITIZE := PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9
+sanitize: $(TESTS)
+	$(SANITIZE) --tool memcheck $(BIN)/python benchmarks/check_kernels.py
+	$(SANITIZE) --tool racecheck $(BIN)/python benchmarks/check_kernels.py --rounds 1
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

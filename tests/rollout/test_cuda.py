@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from paceline.kernels import device, product
+from paceline.kernels.product import Tile
 from paceline.rollout import Engine, EngineSettings
 
 from ..conftest import tiny_model
@@ -84,6 +86,16 @@ def test_a_decode_step_reads_from_the_device_once():
             engine.step()
     reads = sum(e.count for e in profile.key_averages() if "Memcpy DtoH" in e.key)
     assert reads == steps, f"{reads} reads in {steps} steps"
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_products_of_our_own_and_early_launches_change_nothing(early, monkeypatch):
+    model, requests = on_gpu(family="qwen2"), make_requests(40, groups=10)
+    base, _ = run(model, requests)
+    monkeypatch.setattr(product, "tile_for", lambda rows, weight: Tile(64, 64, 3) if rows <= 64 else None)
+    monkeypatch.setattr(device, "pdl", early)
+    own, _ = run(model, requests)
+    assert differing(base, own) <= 1, "but for a near-tie"
 
 
 @pytest.mark.parametrize("graphs", [True, False])
