@@ -29,8 +29,12 @@ class PagedWindowCache:
 
     def put(self, slot: Tensor, places: Tensor, k: Tensor, v: Tensor) -> None:
         """Entries [B, n, kv_heads, d] of the places [B, n]; those of slot 0 are dropped. slot: [B, n]."""
+        from paceline.kernels.fused_triton import write
+
         page = slot * self.stride + places % self.ring
-        self.k[page, :, 0], self.v[page, :, 0] = k, v
+        heads, d = k.shape[-2:]
+        rows = (page[..., None] * heads + up_to(heads, page.device)).flatten()
+        write(k.flatten(0, 1), v.flatten(0, 1), self.k.view(-1, d), self.v.view(-1, d), rows)
 
     def fill(self, slot: int, tail: tuple[Tensor, Tensor], length: int) -> None:
         """The last entries [n, kv_heads, d] of a text of this length, n at most the window."""

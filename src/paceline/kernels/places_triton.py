@@ -39,7 +39,7 @@ def _slots(
 def rotations(positions: Tensor, inv_freq: Tensor, signs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     rows, d = len(positions), len(inv_freq)
     cos, sin = (torch.empty(rows, 1, d, dtype=dtype, device=positions.device) for _ in range(2))
-    block = 16
+    block = 4
     _rotations[(triton.cdiv(rows, block),)](
         positions, inv_freq, signs, cos, sin, positions.stride(0), rows,
         D=d, BLOCK_N=block, BLOCK_D=triton.next_power_of_2(d), num_warps=4,

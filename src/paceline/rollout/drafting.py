@@ -13,6 +13,7 @@ from paceline.draft.strategy import Strategy
 from paceline.draft.window import RoundAttention, TailAttention, WindowCache
 from paceline.draft.window_paged import PagedRound, PagedWindowCache
 from paceline.kernels.fused import has_kernels
+from paceline.kernels.places import up_to
 from paceline.kernels.race import race
 from paceline.rollout.features import FeatureRing
 from paceline.rollout.rows import Rows, RowsView
@@ -66,7 +67,7 @@ class NeuralDrafting:
         """Make up to `new` missing entries per request -> output [count, hidden] of the last one that exists, and the
         attention of the round, with room for as many guesses."""
         rows = self.rows.view(0, count)
-        places = rows.drafted.long()[:, None] + torch.arange(new, device=rows.drafted.device)
+        places = rows.drafted[:, None] + up_to(new, rows.drafted.device)
         present = places <= rows.context[:, None]
         tokens, features = self.ring.take(rows.slot, places)
         attention = self.cache.round(rows.slot, rows.drafted, rows.start, new + room)
@@ -80,7 +81,7 @@ class NeuralDrafting:
         return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[-1]))[:, 0], attention
 
     def propose(self, count: int, strategy: Strategy, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Catch up by a round, then guess -> tokens and parents, int32 [count, nodes].
+        """Catch up by a round, then guess -> tokens and parents, int [count, nodes].
         `noise` [count, at least depth, V] is that of the places to be guessed; a chain may do without (`races`)."""
         on_host = self.cache.k.device.type == "cpu"  # where shapes may depend on values
         new = self.missing(count) if on_host else self.step
@@ -107,8 +108,7 @@ class NeuralDrafting:
                 tokens.append(racing.winners(hidden, normed, level))
             else:
                 tokens.append(self._tokens(racing.scores(hidden, level).argmax(-1)))
-        parents = torch.arange(depth, dtype=torch.int32, device=device).expand(batch, -1)
-        return torch.stack(tokens, 1).int(), parents
+        return torch.stack(tokens, 1), up_to(depth, device).expand(batch, -1)
 
     def _beams(
         self, rows: RowsView, hidden: Tensor, strategy: Strategy, racing: _Race, attention: Round
@@ -141,7 +141,7 @@ class NeuralDrafting:
         tokens, parents, scores = (torch.cat(part, 1) for part in zip(*levels, strict=True))
         if strategy.nodes < tokens.shape[1]:
             tokens, parents = _likeliest(tokens, parents, scores, strategy.nodes)
-        return tokens.int(), parents.int()
+        return tokens, parents
 
     def _tokens(self, index: Tensor) -> Tensor:
         return index if self.drafter.vocab is None else self.drafter.vocab[index]
@@ -152,10 +152,12 @@ class _Race:
 
     def __init__(self, drafter: NeuralDrafter, rows: RowsView, noisy: bool, noise: Tensor | None):
         self.drafter, self.rows, self.noisy = drafter, rows, noisy
+        self.noise: Tensor | None = None
+        if noise is None:
+            return
         greedy = rows.sampling.temperature == 0
         self.cool = torch.where(greedy, 1.0, rows.sampling.temperature).to(race_dtype(drafter.fc.dtype))[:, None]
-        self.noise = None
-        if noisy and noise is not None:
+        if noisy:
             known = noise if drafter.vocab is None else noise[..., drafter.vocab]
             self.noise = known * (~greedy).to(known.dtype)[:, None, None]
 
