@@ -29,6 +29,8 @@ from paceline.kernels import (
     places_triton,
     product_triton,
     race_triton,
+    ring,
+    ring_triton,
     settle,
     settle_triton,
 )
@@ -157,7 +159,18 @@ class Check:
         pools = torch.zeros(2, 60, 24, dtype=self.dtype, device=DEVICE)
         slots = torch.randperm(60, generator=self.generator, device=DEVICE)[:10]
         fused_triton.write(k, v, *pools, slots)
-        return [(fused_triton.gated(both), F.silu(gate) * up), (pools[:, slots], torch.stack((k, v)).flatten(1, 2))]
+        rings = torch.zeros(2, 4, 7, 24, dtype=self.dtype, device=DEVICE), self.ints(0, 9, 2, 4, 7, dtype=torch.int32)
+        rings[1][1] = rings[1][0]
+        put = torch.tensor([3, 1], device=DEVICE), self.ints(0, 30, 2), self.normal(2, 3, 24), self.ints(0, 9, 2, 2)
+        keep = self.ints(0, 3, 2, 2), self.ints(0, 2, 2)
+        ring_triton.put(rings[0][0], rings[1][0], *put, *keep)
+        ring.plain_put(rings[0][1], rings[1][1], *put, *keep)
+        pairs = [(part[0, 1:], part[1, 1:]) for part in rings]
+        return [
+            *pairs,
+            (fused_triton.gated(both), F.silu(gate) * up),
+            (pools[:, slots], torch.stack((k, v)).flatten(1, 2)),
+        ]
 
 
 def relative(got: Tensor, expected: Tensor) -> float:

@@ -213,10 +213,7 @@ class Runner:
             winners, logprobs = winners.gather(1, way), logprobs.gather(1, way)
         if self.ring is not None and features is not None:
             features = features.view(count, nodes + 1, -1)
-            if not is_chain:
-                features = features.gather(1, way[..., None].expand(-1, -1, features.shape[-1]))
-            kept = torch.arange(depth + 1, device=held.device) <= held[:, None]
-            self.ring.put(rows.slot, rows.context, features, winners, kept)
+            self.ring.put(rows.slot, rows.context, features, winners, None if is_chain else way, held)
         return winners, logprobs, held
 
     def _tree_noise(self, rows: RowsView, level: Tensor, depth: int, is_chain: bool, ahead: Tensor | None) -> Tensor:
