@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from paceline.build import NEW_WINDOW, choose_device, engine_settings, find_drafter, make_sampling
 from paceline.config import load_config
 from paceline.draft.neural import NeuralDrafter, load_drafter, new_drafter
-from paceline.draft.training import DrafterTrainer, Texts, TrainSettings, read_texts, suitable_rate
+from paceline.draft.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.training import Texts, read_texts, suitable_rate
 from paceline.model import load_model
 from paceline.model.tokenizer import load_tokenizer
 from paceline.rollout import Engine, Request

@@ -17,7 +17,8 @@ from paceline.build import choose_device, find_drafter, make_sampling
 from paceline.config import Config, load_config
 from paceline.draft.neural import NeuralDrafter, load_drafter, new_drafter, save_drafter
 from paceline.draft.strategy import Strategy
-from paceline.draft.training import DrafterTrainer, Loss, TrainSettings, batches, read_texts, suitable_rate
+from paceline.draft.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.training import Loss, batches, read_texts, suitable_rate
 from paceline.errors import UserError
 from paceline.model import Decoder, load_model
 from paceline.model.tokenizer import Tokenizer, load_tokenizer

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 
 from paceline.draft.neural import DrafterShape, NeuralDrafter
 from paceline.draft.strategy import Strategy
-from paceline.draft.training import TrainSettings, read_texts
+from paceline.draft.trainer import TrainSettings
+from paceline.draft.training import read_texts
 from paceline.model.attention import PackedAttention
 from paceline.model.decoder import Decoder
 from paceline.rollout import Engine, EngineSettings, Request, Sampling

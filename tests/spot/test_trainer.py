@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from paceline.draft.neural import DrafterShape, NeuralDrafter
-from paceline.draft.training import TrainSettings, expected_accept_length, read_texts
+from paceline.draft.trainer import TrainSettings
+from paceline.draft.training import expected_accept_length, read_texts
 from paceline.spot.buffer import Sample, SpotBuffer
 from paceline.spot.trainer import SpotSettings, SpotTrainer, texts_of
 

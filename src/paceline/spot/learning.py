@@ -16,7 +16,8 @@ from torch import Tensor
 
 from paceline.config import Config, SpotConfig
 from paceline.draft.neural import NeuralDrafter
-from paceline.draft.training import TrainSettings, read_texts, suitable_rate
+from paceline.draft.trainer import TrainSettings
+from paceline.draft.training import read_texts, suitable_rate
 from paceline.spot.buffer import Sample, SpotBuffer
 from paceline.spot.trainer import Spell, SpotSettings, SpotTrainer
 

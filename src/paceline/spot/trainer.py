@@ -6,6 +6,7 @@ time on this machine, which is measured. Some answers are never trained on; they
 
 from __future__ import annotations
 
+import math
 import random
 import time
 import zlib
@@ -16,21 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.draft.gradients import size_of
 from paceline.draft.neural import NeuralDrafter
-from paceline.draft.training import (
-    DrafterTrainer,
-    Texts,
-    TrainSettings,
-    batches,
-    before_answers,
-    copy_of,
-    expected_accept_length,
-)
+from paceline.draft.trainer import DrafterTrainer, TrainSettings, copy_of
+from paceline.draft.training import Texts, batches, before_answers, expected_accept_length
 from paceline.spot.buffer import Sample, SpotBuffer
 from paceline.spot.merge import contribution, merged
 from paceline.spot.verdict import Verdict
 
-LEAST, MOST = 128, 16384  # tokens of a step
+LEAST, MOST = 128, 4096  # tokens of a step: from there on, more steps teach more than larger ones
 AGAIN = 50  # steps
 FIRST, FIRST_GPU = 128, 2048  # tokens of the very first one
 MUCH = 0.03  # of the expected tokens per check: what is worse by more has gone astray
@@ -83,13 +78,18 @@ class SpotTrainer:
         self.version = 0
         self._training = training or TrainSettings()
         self._dice, self._clock = random.Random(seed), clock
-        self._trainer = DrafterTrainer(drafter, self._training)
+        self._begin()
         self.size = float(FIRST_GPU if drafter.fc.is_cuda else FIRST)
         """Tokens of the next step."""
         self._least = float(LEAST)
         self._last = (0, 0.0)  # tokens and seconds of the last step
         self.tokens = 0
         """Tokens trained on since the last version."""
+
+    def _begin(self) -> None:
+        """From the drafter that guesses."""
+        self._trainer = DrafterTrainer(self.drafter, self._training)
+        self._known: set[int] = set()  # sizes of which there was a step: the first of each captures a graph
 
     @property
     def weights(self) -> list[Tensor]:
@@ -122,7 +122,9 @@ class SpotTrainer:
         pack = [s if len(s) <= self.size else s.first(max(s.prompt + 1, int(self.size))) for s in pack]
         loss, _ = self._trainer.step(texts_of(pack, self.drafter))
         seconds, tokens = self._clock() - started, sum(map(len, pack))
-        if tokens > self.size / 2:  # what is left over at the end says little
+        known = not self.drafter.fc.is_cuda or size_of(tokens) in self._known
+        self._known.add(size_of(tokens))
+        if known and tokens > self.size / 2:  # what is left over at the end says little
             self._resize(tokens, seconds)
         if self._trainer.steps == before:
             return Spell(tokens=tokens, seconds=seconds, thrown_away=1)
@@ -141,6 +143,8 @@ class SpotTrainer:
         self._last = (tokens, seconds)
         wanted = tokens * self.settings.step_s / max(seconds, 1e-9)
         self.size = min(MOST, max(self._least, self.size / 2, min(wanted, 2 * self.size)))
+        if self.drafter.fc.is_cuda:  # graphs come in powers of two
+            self.size = 2.0 ** int(math.log2(self.size))
 
     def judge(self) -> Verdict:
         """The published drafter against the one in training."""
@@ -170,7 +174,7 @@ class SpotTrainer:
             self._trainer.publish()
             self.version += 1
         elif self.tokens:
-            self._trainer = DrafterTrainer(self.drafter, self._training)
+            self._begin()
         self.tokens = 0
 
     def settle(self, candidate: list[Tensor], verdict: Verdict) -> None:
@@ -183,7 +187,7 @@ class SpotTrainer:
 
     def restart(self, version: int) -> None:
         """The drafter is another one now: begin anew from it."""
-        self._trainer = DrafterTrainer(self.drafter, self._training)
+        self._begin()
         self.version, self.tokens = version, 0
 
     def publish(self) -> Verdict | None:
