@@ -17,7 +17,7 @@ from paceline.draft.neural import NeuralDrafter
 from paceline.draft.training import Loss, Texts, unrolled_loss
 
 CLIP = 1.0  # the most that the norm of a gradient may be
-SMALLEST = 512  # tokens of a graph
+SMALLEST, LARGEST = 512, 1 << 16  # tokens of a graph
 
 
 class Gradients(NamedTuple):
@@ -52,9 +52,12 @@ class GraphedGradients:
         self.drafter, self.runs, self.loss = drafter, runs, loss
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Texts, Gradients]] = {}
         self._memory = torch.cuda.graph_pool_handle()
+        self._places = torch.arange(LARGEST, device=drafter.fc.device)  # graphs read it, so it stays where it is
 
     def __call__(self, texts: Texts) -> Gradients:
         tokens = size_of(len(texts.tokens))
+        if tokens > LARGEST:
+            return gradients(self.drafter, texts, self.runs, self.loss)
         if tokens not in self._graphs:
             self._graphs[tokens] = self._capture(tokens, texts)
         graph, room, result = self._graphs[tokens]
@@ -65,7 +68,7 @@ class GraphedGradients:
     def _capture(self, tokens: int, texts: Texts) -> tuple[torch.cuda.CUDAGraph, Texts, Gradients]:
         room = room_for(tokens, texts, self.drafter.fc.device)
         put(texts, room)
-        rows = torch.arange(tokens, device=room.tokens.device)
+        rows = self._places[:tokens]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # libraries warm up, which must not happen inside a capture

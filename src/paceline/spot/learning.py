@@ -22,7 +22,8 @@ from paceline.spot.buffer import Sample, SpotBuffer
 from paceline.spot.trainer import Spell, SpotSettings, SpotTrainer
 
 JUDGED, LITTLE = 4096, 512  # tokens that all judge by together, and each at least
-GENTLE = 0.25  # of the learning rate, for a drafter that is good already
+GENTLE = 0.1  # of the learning rate, for a drafter that is good already: what its training ended with
+ANNEAL = 500  # steps after which a new one's rate is about half of what it was
 READ_EVERY = 4  # steps: a tail may be short, and there is much to learn from what was read already
 
 
@@ -32,7 +33,11 @@ class DrafterLearning:
         self.config = config
         self.buffer = SpotBuffer(int(config.buffer_mb * 2**20))
         rate = config.drafter_lr or suitable_rate(drafter.policy) * (GENTLE if warm else 1.0)
-        settings = SpotSettings(step_s=config.step_ms / 1e3, judge_tokens=max(LITTLE, JUDGED // workers))
+        settings = SpotSettings(
+            step_s=config.step_ms / 1e3,
+            judge_tokens=max(LITTLE, JUDGED // workers),
+            anneal=None if warm else ANNEAL,
+        )
         self.trainer = SpotTrainer(drafter, self.buffer, TrainSettings(lr=rate, loss=config.loss), settings, seed)
         self.spell = Spell()
         """What was trained since the rollout began."""

@@ -39,6 +39,8 @@ class SpotSettings:
     """One answer in so many is kept for the decision to publish."""
     judge_tokens: int = 4096
     """Most tokens of those that are looked at."""
+    anneal: int | None = None
+    """Steps after which the learning rate is about half; it falls to a tenth. None leaves it as it is."""
 
 
 @dataclass
@@ -85,6 +87,7 @@ class SpotTrainer:
         self._last = (0, 0.0)  # tokens and seconds of the last step
         self.tokens = 0
         """Tokens trained on since the last version."""
+        self._age = 0  # steps that were ever made
 
     def _begin(self) -> None:
         """From the drafter that guesses."""
@@ -120,7 +123,9 @@ class SpotTrainer:
         before = self._trainer.steps
         # A long answer is cut to the size of a step, or it would make one of its own length.
         pack = [s if len(s) <= self.size else s.first(max(s.prompt + 1, int(self.size))) for s in pack]
-        loss, _ = self._trainer.step(texts_of(pack, self.drafter))
+        anneal = self.settings.anneal
+        progress = 1 - anneal / (anneal + self._age) if anneal else 0.0
+        loss, _ = self._trainer.step(texts_of(pack, self.drafter), progress)
         seconds, tokens = self._clock() - started, sum(map(len, pack))
         known = not self.drafter.fc.is_cuda or size_of(tokens) in self._known
         self._known.add(size_of(tokens))
@@ -129,6 +134,7 @@ class SpotTrainer:
         if self._trainer.steps == before:
             return Spell(tokens=tokens, seconds=seconds, thrown_away=1)
         self.tokens += tokens
+        self._age += 1
         return Spell(1, tokens, seconds, loss)
 
     def _resize(self, tokens: int, seconds: float) -> None:
@@ -216,6 +222,7 @@ class SpotTrainer:
             "version": self.version,
             "tokens": self.tokens,
             "size": self.size,
+            "age": self._age,
             "dice": [version, list(numbers), gauss],
             "seen": self.buffer.seen,
         }
@@ -223,6 +230,7 @@ class SpotTrainer:
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         self._trainer.load(tensors, values["trainer"])
         self.version, self.tokens, self.size = values["version"], values["tokens"], values["size"]
+        self._age = values["age"]
         version, numbers, gauss = values["dice"]
         self._dice.setstate((version, tuple(numbers), gauss))
         self.buffer.seen = values["seen"]
