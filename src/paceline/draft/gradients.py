@@ -16,6 +16,7 @@ from torch import Tensor
 from paceline.draft.neural import NeuralDrafter
 from paceline.draft.training import Loss, Texts, unrolled_loss
 
+OTHERS_MAY = "thread_local"  # use the device while this thread captures
 CLIP = 1.0  # the most that the norm of a gradient may be
 SMALLEST, LARGEST = 512, 1 << 16  # tokens of a graph
 
@@ -57,7 +58,7 @@ class GraphedGradients:
     def __call__(self, texts: Texts) -> Gradients:
         tokens = size_of(len(texts.tokens))
         if tokens > LARGEST:
-            return gradients(self.drafter, texts, self.runs, self.loss)
+            return gradients(self.drafter, texts.to(self.drafter.fc.device), self.runs, self.loss)
         if tokens not in self._graphs:
             self._graphs[tokens] = self._capture(tokens, texts)
         graph, room, result = self._graphs[tokens]
@@ -75,7 +76,7 @@ class GraphedGradients:
             gradients(self.drafter, room, self.runs, self.loss, rows)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode=OTHERS_MAY):
             result = gradients(self.drafter, room, self.runs, self.loss, rows)
         return graph, room, result
 

@@ -36,17 +36,37 @@ class DrafterTrainer:
         )
         self.steps = 0
         self._gradients = make_gradients(self.copy, settings.runs, settings.loss)
+        self._computed: torch.cuda.Event | None = None
 
     def step(self, texts: Texts, progress: float = 0.0) -> tuple[float, list[float]]:
         """One update on these texts; `progress` from 0 to 1 lowers the rate. What is not finite changes nothing."""
+        self.begin(texts, progress)
+        return self.end()
+
+    def begin(self, texts: Texts, progress: float = 0.0) -> None:
+        """The first half of a step: have its gradients computed. A GPU goes on with that while the host does other
+        things."""
         s = self.settings
-        rate = s.lr * min(1.0, (self.steps + 1) / s.warmup) * (1.0 - 0.9 * progress)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        gradients = self._gradients(texts)
-        value, norm, *agree = gradients.numbers.tolist()
+        self._rate = s.lr * min(1.0, (self.steps + 1) / s.warmup) * (1.0 - 0.9 * progress)
+        self._found = self._gradients(texts)
+        self._numbers = torch.empty_like(self._found.numbers, device="cpu", pin_memory=self._found.numbers.is_cuda)
+        self._numbers.copy_(self._found.numbers, non_blocking=True)
+        self._computed = torch.cuda.current_stream().record_event() if self._found.numbers.is_cuda else None
+
+    @property
+    def computed(self) -> bool:
+        """Whether `end` has nothing to wait for."""
+        return self._computed is None or self._computed.query()
+
+    def end(self) -> tuple[float, list[float]]:
+        """The second half: update the weights -> the loss, and how often each guess in a row agreed."""
+        if self._computed is not None:
+            self._computed.synchronize()
+        value, norm, *agree = self._numbers.tolist()
         if math.isfinite(value) and math.isfinite(norm):
-            self._update(gradients.of)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._rate
+            self._update(self._found.of)
             self.steps += 1
         return value, agree
 

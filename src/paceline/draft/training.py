@@ -35,6 +35,9 @@ class Texts:
     hidden: Tensor  # [N, hidden] of each token, from which the policy draws the next
     learn: Tensor  # bool [N] whether the token behind is part of an answer
 
+    def to(self, device: torch.device) -> Texts:
+        return Texts(**{name: t.to(device, non_blocking=True) for name, t in vars(self).items()})
+
 
 @torch.no_grad()
 def read_texts(drafter: NeuralDrafter, answers: list[tuple[list[int], int]]) -> Texts:

@@ -37,7 +37,10 @@ class GraphPool:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.empty_cache()  # as a capture does when it begins, which would hide what it takes
         before = torch.cuda.memory_reserved()
-        with torch.cuda.graph(graph, pool=self._memory):
+        # What is captured on a stream keeps its priority: where the drafter is trained beside it, decoding goes first.
+        # Other threads may use the device meanwhile.
+        urgent = torch.cuda.Stream(priority=-1)
+        with torch.cuda.graph(graph, pool=self._memory, stream=urgent, capture_error_mode="thread_local"):
             output = work()
         self.memory_bytes += max(0, torch.cuda.memory_reserved() - before)
         self.captured += 1

@@ -24,6 +24,7 @@ from paceline.spot.trainer import Spell, SpotSettings, SpotTrainer
 JUDGED, LITTLE = 4096, 512  # tokens that all judge by together, and each at least
 GENTLE = 0.1  # of the learning rate, for a drafter that is good already: what its training ended with
 ANNEAL = 500  # steps after which a new one's rate is about half of what it was
+READ_AT_ONCE = 4096  # tokens, on a GPU, where a few take as long as that
 READ_EVERY = 4  # steps: a tail may be short, and there is much to learn from what was read already
 
 
@@ -82,7 +83,8 @@ class DrafterLearning:
         """The longest first: they are what the tail is made of."""
         self._unread.sort(key=lambda text: len(text[0]))
         some = [self._unread.pop()]
-        while self._unread and sum(len(t) for t, _ in some) + len(self._unread[-1][0]) <= self.trainer.size:
+        most = max(self.trainer.size, READ_AT_ONCE if self.trainer.drafter.fc.is_cuda else 0)
+        while self._unread and sum(len(t) for t, _ in some) + len(self._unread[-1][0]) <= most:
             some.append(self._unread.pop())
         started = time.perf_counter()
         texts = read_texts(self.trainer.drafter, some)
