@@ -37,7 +37,7 @@ class TaskConfig(Section):
     name: str = "countdown"
     """`countdown`, `gym:NAME` for a reasoning-gym task, a .jsonl or .parquet file, or `hub:ID` for a hub data set."""
     difficulty: str = "medium"
-    """Countdown only: easy, medium, hard or expert."""
+    """Countdown only: easy, medium, hard, expert, or `tail`: mostly quick, one in 16 so hard that answers are long."""
     problems: int | None = Field(None, ge=1)
     """Countdown only: how many different problems there are, visited again and again; `null` never repeats one."""
     style: Literal["auto", "search", "chat", "text"] = "auto"
