@@ -211,7 +211,8 @@ class LearnConfig(Section):
     activation_checkpointing: bool = False
     """Recompute layers in the backward pass: less memory, about a third more time."""
     optimizer_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of AdamW's two moments (never below that of float64 weights)."""
+    """Precision of AdamW's two moments (never below that of float64 weights). bfloat16 is rounded by chance, so that small
+    changes count on average, and halves their memory."""
     master_weights: bool = True
     """Keep a float32 copy of bfloat16 weights, so that small updates are not lost to rounding."""
     clip_low: float | None = Field(None, ge=0)
