@@ -49,6 +49,8 @@ class Step:
 
 
 class Comparison(Trainer):
+    engines = 2
+
     def __init__(self, config: Config, run: Run, view: LiveView | None = None):
         super().__init__(config, run, view)
         self.ways = [PLAIN, ADAPTIVE, *([IDLE] if self.spot in ("tail", "both") else [])]

@@ -72,11 +72,11 @@ class AdamW:
                 continue
             if self.weight_decay and param.dim() > 1:  # norms and biases are not pulled towards zero
                 self.master.get(name, param).mul_(1 - lr * self.weight_decay)
-            rows = [t.reshape(-1) for t in (param, self.master.get(name, param), self.mean[name], self.square[name])]
+            whole = (param, self.master.get(name, param), self.mean[name], self.square[name], param.grad)
             chance = torch.Generator(param.device)
             chance.manual_seed(zlib.crc32(f"{name} {t}".encode()))
-            for *pieces, grad in zip(*(r.split(PIECE) for r in (*rows, param.grad.reshape(-1))), strict=True):
-                self._step(*pieces, grad, lr, b1, b2, t, chance)
+            for w, master, mean, square, grad in zip(*(x.reshape(-1).split(PIECE) for x in whole), strict=True):
+                self._step(w, master, mean, square, grad, lr, b1, b2, t, chance)
 
     def _step(
         self,
