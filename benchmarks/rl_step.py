@@ -146,6 +146,8 @@ def row_of(s: Step) -> dict[str, Any]:
         "reward_s": {w: round(v, 3) for w, v in s.reward_s.items()},
         "rest_s": round(s.rest_s, 3),
         "rewards": {w: round(v, 4) for w, v in s.rewards.items()},
+        "tokens": {w: sum(v) for w, v in s.lengths.items()},
+        "longest": {w: max(v) for w, v in s.lengths.items()},
         "joules": {w: None if v is None else round(v) for w, v in s.joules.items()},
         "rest_joules": None if s.rest_joules is None else round(s.rest_joules),
         "identical": s.responses - s.different,
@@ -174,6 +176,8 @@ def summarize(steps: list[Step]) -> dict[str, Any]:
         "reward_s": {w: round(fmean(s.reward_s[w] for s in late), 3) for w in ways},
         "update_s": round(fmean(s.metrics["timing_s/update_actor"] for s in late), 3),
         "step_s": {w: round(fmean(whole(s, w) for s in late), 3) for w in ways},
+        "longest": {w: round(fmean(max(s.lengths[w]) for s in late)) for w in ways},
+        "tokens": {w: round(fmean(sum(s.lengths[w]) for s in late)) for w in ways},
         "joules_per_step": joules_of(late, ways),
         "reward": {w: round(fmean(s.rewards[w] for s in steps), 4) for w in ways},
         "reward_gap": round(fmean(gap), 4),
@@ -197,6 +201,7 @@ def print_summary(r: dict[str, Any]) -> None:
           + ", ".join(f"{part} {share:.0%}" for part, share in r["shares"].items()))  # fmt: skip
     print(f"answers      {r['identical']} of {r['responses']} identical; of {r['looked_into']} others that were looked "
           f"into, {r['near_ties']} differ by a near-tie; "
+          f"longest {r['longest'][PLAIN]} plain, {r['longest'][ADAPTIVE]} adaptive; "
           f"p99 / p50 {r['tail']:.1f}; {r['accept_length']:.2f} tokens per check")  # fmt: skip
     error = r["reward_gap_error"]
     print(f"reward       {r['reward'][PLAIN]:.4f} plain, {r['reward'][ADAPTIVE]:.4f} adaptive: {r['reward_gap']:+.4f} "

@@ -42,6 +42,8 @@ class Step:
     """Of each way, the mean."""
     reward_s: dict[str, float] = field(default_factory=dict)
     """Of each way, from the last answer to its reward."""
+    lengths: dict[str, list[int]] = field(default_factory=dict)
+    """Of each way's answers; rounding can make them differ."""
     joules: dict[str, float | None] = field(default_factory=dict)
     """Of each way's rollout, where the device counts them."""
     rest_joules: float | None = None
@@ -108,7 +110,8 @@ class Comparison(Trainer):
         clock.parts["gen"] = clock.parts.get("gen", 0.0) + seconds[ADAPTIVE]
         clock.parts.setdefault("reward", 0.0)
         rewards = {way: fmean(r for g in groups[way] for r in g.rewards.values()) for way in self.ways}
-        step = Step(seconds, rewards=rewards, reward_s=reward_s, joules=joules)
+        lengths = {way: [len(c.tokens) for g in groups[way] for c in g.completions.values()] for way in self.ways}
+        step = Step(seconds, rewards=rewards, reward_s=reward_s, lengths=lengths, joules=joules)
         different: list[tuple[Completion, Completion]] = []
         for way in self.ways[1:]:
             pairs = zip(groups[PLAIN], groups[way], strict=True)
