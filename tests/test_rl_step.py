@@ -32,11 +32,11 @@ def test_steps_of_both_ways(rl_step, monkeypatch, capsys):
     r = run(rl_step, monkeypatch, capsys, "--steps", 2, "--max-tokens", 60, "--difficulty", "medium", *small)
     assert r["steps"] == 2 and len(r["rows"]) == 3, "one more, before them"
     assert r["identical"] == r["responses"] == 12 and r["reward_gap"] == 0.0 == r["reward_gap_error"]
+    assert r["step_speedup_range"][0] <= r["step_speedup"] <= r["step_speedup_range"][1]
     row = r["rows"][1]
-    whole = [row["rollout_s"][w] + row["rest_s"] for w in ("plain", "adaptive")]
-    ratios = sorted(sum(x["rollout_s"].values()) for x in r["rows"])
-    assert whole[0] > 0 and ratios[0] > 0 and r["step_speedup_range"][0] <= r["step_speedup"]
-    assert row["rest_s"] >= row["timing_s/update_actor"] > 0 and r["accept_length"] >= 1.0
+    assert (
+        row["rest_s"] >= row["timing_s/update_actor"] - 1e-3 > 0 and row["tokens"]["plain"] == row["tokens"]["adaptive"]
+    )
     assert sum(r["shares"].values()) == pytest.approx(1.0, abs=0.01) and r["first_token_s"] >= r["ready_s"] > 0
     assert r["plan_gb"]["weights"] > 0 and r["joules_per_step"] == {"plain": None, "adaptive": None}
 
