@@ -129,7 +129,7 @@ def plan(
     config = load_config(*split_words(words))
     from paceline.memory import show_plan
 
-    Console(highlight=False).print(show_plan(config, 2 if compare else 1))
+    Console(highlight=False).print(show_plan(config, compare))
 
 
 @app.command()

@@ -15,10 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.build import choose_device
+from paceline.cluster.make import choose_workers
 from paceline.cluster.messages import Way
 from paceline.config import Config
 from paceline.errors import UserError
 from paceline.loop import Group, Trainer
+from paceline.memory import engines_to_compare
 from paceline.observe.clock import Clock
 from paceline.observe.energy import EnergyMeter, spent
 from paceline.observe.live import LiveView
@@ -64,11 +66,11 @@ class Step:
 
 
 class Comparison(Trainer):
-    engines = 2
     look_into: int | None = None
     """Most differences of a step that are explained; all, if None. Each takes a pass in a wider precision."""
 
     def __init__(self, config: Config, run: Run, view: LiveView | None = None):
+        self.engines = engines_to_compare(choose_workers(config))
         super().__init__(config, run, view)
         self.ways = [PLAIN, ADAPTIVE, *([IDLE] if self.spot in ("tail", "both") else [])]
         self.way = ADAPTIVE

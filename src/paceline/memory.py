@@ -174,13 +174,13 @@ def _models(config: Config, shape: DecoderConfig, dtype: torch.dtype) -> tuple[D
         return policy, None, 0, 0
     own: dict[str, Any] = {}
     if name != "new":
-        folder = find_drafter(name, config.model.path)
-        if folder is None:
-            return policy, None, 0, 0
         try:
-            own = json.loads((folder / "config.json").read_text())
-        except (OSError, json.JSONDecodeError):
-            return policy, None, 0, 0  # whoever loads it says what is wrong with it
+            folder = find_drafter(name, config.model.path)
+            own = json.loads((folder / "config.json").read_text()) if folder is not None else {}
+        except (UserError, OSError, json.JSONDecodeError):
+            own = {}  # whoever loads it says what is wrong with it
+        if not own:
+            return policy, None, 0, 0
     window = min(own.get("paceline", {}).get("window", WINDOW) if own else NEW_WINDOW, shape.max_positions)
     guessable = own.get("draft_vocab_size", shape.vocab_size)
     with torch.device("meta"):
@@ -296,12 +296,19 @@ def plan_run(config: Config, shape: DecoderConfig, engines: int = 1) -> Plan | N
     return plan
 
 
-def show_plan(config: Config, engines: int = 1) -> Table:
+def engines_to_compare(config: Config) -> int:
+    """`paceline compare` has an engine for each way."""
+    return 3 if when_to_train(config, True) in ("tail", "both") else 2
+
+
+def show_plan(config: Config, compare: bool = False) -> Table:
     """The plan of a run as a table; what does not fit is an error."""
     from paceline.cluster.make import choose_workers
     from paceline.learn.algorithms import resolve
 
-    plan = plan_run(choose_workers(resolve(config)), read_config(find_model(config.model.path)), engines)
+    config = choose_workers(resolve(config))
+    engines = engines_to_compare(config) if compare else 1
+    plan = plan_run(config, read_config(find_model(config.model.path)), engines)
     if plan is None:
         raise UserError("the workers of a Ray cluster plan their own memory; there is nothing to show here")
     table = Table("memory", "GB", "what it follows from", box=None, padding=(0, 2, 0, 0))
