@@ -119,6 +119,20 @@ def compare(words: Words = None) -> None:
 
 
 @app.command()
+def plan(
+    words: Words = None,
+    compare: Annotated[bool, typer.Option(help="For `paceline compare`, which has an engine for each way.")] = False,
+) -> None:
+    """Show what a run would need of the device's memory, part by part, and whether it fits."""
+    from paceline.config import load_config
+
+    config = load_config(*split_words(words))
+    from paceline.memory import show_plan
+
+    Console(highlight=False).print(show_plan(config, compare))
+
+
+@app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="The run's directory; it may still be going on.")],
     out: Annotated[Path | None, typer.Option(help="Where to put the page; RUN/report.html by default.")] = None,

@@ -37,7 +37,7 @@ class TaskConfig(Section):
     name: str = "countdown"
     """`countdown`, `gym:NAME` for a reasoning-gym task, a .jsonl or .parquet file, or `hub:ID` for a hub data set."""
     difficulty: str = "medium"
-    """Countdown only: easy, medium, hard or expert."""
+    """Countdown only: easy, medium, hard, expert, or `tail`: mostly quick, one in 16 so hard that answers are long."""
     problems: int | None = Field(None, ge=1)
     """Countdown only: how many different problems there are, visited again and again; `null` never repeats one."""
     style: Literal["auto", "search", "chat", "text"] = "auto"
@@ -100,7 +100,8 @@ class RolloutConfig(Section):
     page_size: int | None = Field(None, ge=1)
     """Tokens per KV page; `null` is 64 on a GPU and 256 on a CPU, which reads whole pages (1024 for one request)."""
     kv_memory_gb: float | None = Field(None, gt=0)
-    """Memory for KV pages; `null` takes what the batch can use, up to 2 GB on a CPU and half of a GPU."""
+    """Memory for KV pages; `null` takes what the batch can use, up to 2 GB on a CPU, and on a GPU up to half of it and
+    to what everything else leaves (`paceline plan` shows it)."""
     prefill_tokens: int = Field(8192, ge=1)
     """Most prompt tokens that one prefill pass takes; a longer prompt runs alone."""
     cuda_graphs: bool = True
@@ -211,7 +212,8 @@ class LearnConfig(Section):
     activation_checkpointing: bool = False
     """Recompute layers in the backward pass: less memory, about a third more time."""
     optimizer_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of AdamW's two moments (never below that of float64 weights)."""
+    """Precision of AdamW's two moments (never below that of float64 weights). bfloat16 takes half as much and
+    is rounded by chance so that small changes count on average."""
     master_weights: bool = True
     """Keep a float32 copy of bfloat16 weights, so that small updates are not lost to rounding."""
     clip_low: float | None = Field(None, ge=0)

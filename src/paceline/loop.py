@@ -32,6 +32,7 @@ from paceline.errors import RunError, Stopped, UserError
 from paceline.learn.advantages import mixed
 from paceline.learn.algorithms import resolve
 from paceline.learn.packing import Answer
+from paceline.memory import filled, plan_run
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.tokenizer import load_tokenizer
 from paceline.observe.clock import Clock
@@ -75,6 +76,9 @@ class Group:
 
 
 class Trainer:
+    engines = 1
+    """Engines that each worker will make."""
+
     def __init__(self, config: Config, run: Run, view: LiveView | None = None):
         self.config = config = choose_workers(resolve(config))
         self.run, self.view = run, view or LiveView(config, quiet=True)
@@ -82,9 +86,12 @@ class Trainer:
         newest = run.newest_checkpoint()
         source = str(newest) if newest else config.model.path
         self.tokenizer = load_tokenizer(source)
-        style = choose_style(
-            config.task.style, read_config(find_model(source)).hf, bool(self.tokenizer.hf.chat_template)
-        )
+        shape = read_config(find_model(source))
+        self.plan = plan_run(config, shape, self.engines)
+        if self.plan:
+            self.config = config = filled(config, self.plan)
+            self.view.say(self.plan.line())
+        style = choose_style(config.task.style, shape.hf, bool(self.tokenizer.hf.chat_template))
         self.task = make_task(config.task, config.seed, style)
         functions = reward_functions(config, self.task)
         self.judge = Judge(functions, config.reward.workers, config.reward.timeout_s, run.folder / "rewards.log")
