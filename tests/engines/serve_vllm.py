@@ -27,7 +27,11 @@ def main(job: dict) -> None:
         skip_tokenizer_init=not job["tokenizer"],
     )
     sampling = SamplingParams(
-        temperature=0, max_tokens=job["max_tokens"], stop_token_ids=job["stop"], detokenize=job["tokenizer"]
+        temperature=0,
+        max_tokens=job["max_tokens"],
+        stop_token_ids=job["stop"],
+        ignore_eos=True,  # the job says where answers end
+        detokenize=job["tokenizer"],
     )
     done = llm.generate([{"prompt_token_ids": p} for p in job["prompts"]], sampling, use_tqdm=False)
     counts = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}

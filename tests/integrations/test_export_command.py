@@ -124,6 +124,7 @@ def test_what_does_not_work_is_told_plainly(run, tmp_path, capsys, embedded):
         ([empty, out], "has no checkpoint yet"),
         ([alone, out], "name the policy with --model"),
         ([plain, out], "has no drafter; train one"),
+        ([run, out, "--model", "embedded"], "is a run and has its own"),
         ([run, out, "--measure", "--set", "seed=1"], "a run is measured with its own settings"),
     ):
         assert here("export", *words) == 2

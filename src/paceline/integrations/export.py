@@ -19,7 +19,7 @@ from paceline.config import load_config
 from paceline.draft.eagle3 import read_eagle3
 from paceline.draft.neural import WEIGHTS, load_drafter
 from paceline.errors import RunError, UserError
-from paceline.integrations.export_card import Measured, digest, drafter_card, policy_card
+from paceline.integrations.export_card import Measured, describe_task, digest, drafter_card, policy_card
 from paceline.integrations.export_formats import FORMATS, gather, make_files
 from paceline.integrations.export_source import Source, find_source
 from paceline.model.checkpoint import INDEX, find_model, load_model, read_config, weight_files
@@ -94,8 +94,8 @@ def _measure(source: Source, drafter: Path, prompts: int, depth: int, settings: 
     tokenizer = load_tokenizer(policy_path)
     brought = load_drafter(drafter, policy)
     rows = [examine(config, policy, tokenizer, brought, prompts, t, depth) for t in TEMPERATURES]
-    task = config.task.name
-    return Measured(f"{task} ({config.task.difficulty})" if task == "countdown" else task, prompts, depth, rows)
+    generated = config.task.name == "countdown" or config.task.name.startswith("gym:")  # others are visited in full
+    return Measured(describe_task(config), generated, prompts, depth, rows)
 
 
 def _generation(source: Source, eos_ids: tuple[int, ...]) -> dict[str, Any]:

@@ -26,6 +26,8 @@ class Measured:
     """Tokens per check, measured by answering prompts."""
 
     task: str
+    unseen: bool
+    """Whether training has not seen the prompts."""
     prompts: int
     depth: int
     rows: list[dict[str, Any]]
@@ -51,8 +53,9 @@ def drafter_card(source: Source, d: Drafter, form: str, out: Path, measured: Mea
             _front(d.policy_name, ["eagle3", "speculative-decoding", "paceline"]),
             "# A drafter in EAGLE-3 form",
             "",
-            f"It guesses ahead for one policy, `{d.policy_name}`{step}; the policy checks every guess, so what is",
-            "written stays the policy's. For another policy it guesses badly, which costs speed only.",
+            f"It guesses ahead for one policy, `{d.policy_name}`{step}.",
+            "The policy checks every guess, so what is written stays the policy's. For another policy it guesses",
+            "badly, which costs speed only.",
             "",
             "| | |",
             "|---|---|",
@@ -88,7 +91,7 @@ def policy_card(source: Source, name: str, sha: str) -> str:
         config, rows = source.config, _rows(source)
         lines += [
             f"`{config.model.path}` after {source.step} steps of reinforcement learning with Paceline",
-            f"({config.learn.algorithm}, learning rate {config.learn.lr:g}) on {_task(config)}, from the run",
+            f"({config.learn.algorithm}, learning rate {config.learn.lr:g}) on {describe_task(config)}, from the run",
             f"`{source.run}`.",
             "",
         ]
@@ -110,9 +113,10 @@ def _front(base: str | None, tags: list[str]) -> str:
 
 def _accept_length(source: Source, measured: Measured | None) -> list[str]:
     if measured:
+        seen = "which training has not seen" if measured.unseen else "some of which training may have seen"
         lines = [
-            f"Measured by Paceline's engine on {measured.prompts} prompts of {measured.task} that training has not",
-            f"seen, with chains of {measured.depth} guesses; the token that the policy adds itself is counted.",
+            f"Measured by Paceline's engine on {measured.prompts} prompts of {measured.task}, {seen},",
+            f"with chains of {measured.depth} guesses; the token that the policy adds itself is counted.",
             "",
             "| temperature | tokens per check |",
             "|---|---|",
@@ -145,8 +149,8 @@ def _training(source: Source, d: Drafter) -> list[str]:
         )
         versions = max((int(row.get("drafter/version", 0)) for row in _rows(source)), default=0)
         lines.append(
-            f"The policy's own answers to {_task(source.config)} during the run; it began {began}, and {versions} "
-            f"versions were published in {source.step} steps."
+            f"The policy's own answers to {describe_task(source.config)} during the run; it began {began}, and "
+            f"{versions} versions were published in {source.step} steps."
         )
     return lines or ["Not recorded."]
 
@@ -184,7 +188,7 @@ def _versions(form: str) -> list[str]:
     return [f"Written by paceline {__version__} (Python {platform.python_version()}, {packages}){rest}.", ""]
 
 
-def _task(config: Config) -> str:
+def describe_task(config: Config) -> str:
     name = config.task.name
     return f"{name} ({config.task.difficulty})" if name == "countdown" else f"`{name}`"
 

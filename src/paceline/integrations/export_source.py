@@ -37,6 +37,8 @@ def find_source(what: str, model: str | None = None) -> Source:
     """`what` is a run, one of its checkpoints, a model with a drafter beside it, or a drafter; `model` names the policy
     of a drafter that lies elsewhere."""
     path = EMBEDDED if what == "embedded" else Path(what).expanduser()
+    if model is not None and (path / "config.yaml").is_file():
+        raise UserError(f"--model names the policy of a drafter, but {what} is a run and has its own")
     if (path / "config.yaml").is_file():
         run = Run.open(path)
         newest = run.newest_checkpoint()
