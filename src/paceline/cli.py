@@ -193,6 +193,37 @@ def draft_eval(
 
 
 @app.command()
+def export(
+    what: Annotated[str, typer.Argument(metavar="RUN|DRAFTER", help="A run, a checkpoint, a drafter, or 'embedded'.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write.")],
+    form: Annotated[str, typer.Option("--format", help="vllm, sglang, speculators or paceline.")] = "vllm",
+    policy: Annotated[bool, typer.Option("--policy", help="Export the policy instead of its drafter.")] = False,
+    model: Annotated[str | None, typer.Option(help="The policy of a drafter that does not lie beside it.")] = None,
+    policy_name: Annotated[
+        str | None, typer.Option(help="What engines will call the policy: a folder or a hub id.")
+    ] = None,
+    depth: Annotated[int, typer.Option(min=1, help="Guesses per check that engines are told to make.")] = 5,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure tokens per check for the card.")] = False,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure on.")] = 64,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Settings for measuring, as key=value.")] = None,
+) -> None:
+    """Write a drafter as vLLM, SGLang or speculators load it, or a policy as a Hugging Face checkpoint."""
+    from paceline.integrations.export import export_command
+
+    export_command(
+        what,
+        out,
+        policy,
+        form=form,
+        model=model,
+        policy_name=policy_name,
+        depth=depth,
+        measure=prompts if measure else 0,
+        settings=settings,
+    )
+
+
+@app.command()
 def doctor() -> None:
     """Show what this machine has and which parts of Paceline will use it."""
     from paceline.observe.doctor import examine

@@ -118,8 +118,8 @@ class SpeculationConfig(Section):
     mode: Literal["adaptive", "plain"] = "adaptive"
     """`adaptive` guesses ahead where that pays, `plain` never does; the answers are the same."""
     drafter: str | None = "auto"
-    """Folder of a neural drafter; `auto` takes the one in the model's own folder, if there is one; `new` begins
-    with an untrained one; `none` uses none."""
+    """Folder of a neural drafter, of Paceline's own or in the EAGLE-3 form of vLLM, SGLang or speculators; `auto` takes
+    the one in the model's own folder, if there is one; `new` begins with an untrained one; `none` uses none."""
     suffix: bool = True
     """Guess from what was written before in answers to the same prompt."""
     suffix_mb: float = Field(64, gt=0)

@@ -71,7 +71,15 @@ def train_command(
             if elapsed > limit:
                 break
     trainer.publish()
-    save_drafter(drafter, out)
+    trained = {
+        "policy": model,
+        "task": task,
+        "answers": len(texts),
+        "tokens": seen,
+        "steps": trainer.steps,
+        "loss": loss,
+    }
+    save_drafter(drafter, out, trained)
     console.print(f"saved to {out}; see how it does with: paceline draft eval {out} --model {model}")
     result = {"steps": trainer.steps, "tokens": seen, "seconds": round(elapsed, 1), "loss": round(value, 4)}
     print(json.dumps(result | {"agree": [round(a, 4) for a in agree], "out": str(out)}))
@@ -102,10 +110,16 @@ def eval_command(name: str, model: str, task: str, prompts: int, overrides: list
 
 
 def examine(
-    config: Config, policy: Decoder, tokenizer: Tokenizer, drafter: NeuralDrafter, prompts: int, temperature: float
+    config: Config,
+    policy: Decoder,
+    tokenizer: Tokenizer,
+    drafter: NeuralDrafter,
+    prompts: int,
+    temperature: float,
+    depth: int = DEPTH,
 ) -> dict:
     """Answer held-out prompts with chains of guesses, and count those that hold."""
-    strategy = Strategy.parse(f"neural:{DEPTH}")
+    strategy = Strategy.parse(f"neural:{depth}")
     engine = Engine(policy, EngineSettings(max_batch=min(64, prompts)), None, [drafter], [strategy])
     engine.choose = lambda batch: strategy
     reached, held = Counter[int](), Counter[int]()
@@ -119,14 +133,14 @@ def examine(
             gained = seq.generated - before[seq.request.id]
             if not gained:  # others were admitted
                 continue
-            reached.update(range(min(gained, DEPTH)))
+            reached.update(range(min(gained, depth)))
             held.update(range(gained - 1))
             place = next(i for i, end in enumerate(POSITIONS) if before[seq.request.id] < end)
             lengths[place].append(gained)
     return {
         "temperature": temperature,
         "accept_length": round(engine.stats.accept_length, 3),
-        "holds": [round(held[d] / max(1, reached[d]), 3) for d in range(DEPTH)],
+        "holds": [round(held[d] / max(1, reached[d]), 3) for d in range(depth)],
         "by_position": [round(sum(n) / len(n), 3) if n else None for n in lengths],
     }
 

@@ -49,7 +49,12 @@ def make_prompts(count: int, seed: int) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def policy() -> Decoder:
-    model = tiny_model(dtype=torch.float32, vocab_size=16).init_weights(0, std=0.08).requires_grad_(True)
+    return taught()
+
+
+def taught(**changes: object) -> Decoder:
+    """A policy that has learned the rule."""
+    model = tiny_model(dtype=torch.float32, vocab_size=16, **changes).init_weights(0, std=0.08).requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(300):
         texts = [follow(prompt) for prompt in make_prompts(32, seed=1000 + step)]

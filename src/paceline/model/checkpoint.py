@@ -62,7 +62,7 @@ def load_model(path: str, dtype: str = "auto", device: str | torch.device = "cpu
     folder = find_model(path)
     config = read_config(folder)
     device = torch.device(device)
-    files = _weight_files(folder)
+    files = weight_files(folder)
     with torch.device("meta"):
         model = Decoder(config)
     model = model.to(as_dtype(dtype, device)).to_empty(device=device)
@@ -164,7 +164,8 @@ def _layout(model: Decoder) -> Iterator[tuple[str, Tensor]]:
         yield "lm_head.weight", model.head.weight
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model, in order."""
     index = folder / INDEX
     if index.is_file():
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
