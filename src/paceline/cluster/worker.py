@@ -31,6 +31,7 @@ from paceline.rollout import Completion, Engine, Request
 from paceline.rollout.differences import Difference, explain
 from paceline.rollout.stats import EngineStats, Round
 from paceline.spot.beside import FEW, BesideDecoding
+from paceline.spot.keeper import Keeper
 from paceline.spot.learning import DrafterLearning, when_to_train
 from paceline.spot.merge import contribution, merged
 from paceline.spot.state import load_training, save_training
@@ -88,6 +89,7 @@ class Worker:
         self._sums = Sums()
         self._learned: dict[str, float] = {}
         self._candidate: list[Tensor] | None = None
+        self._keeper = Keeper(post.run / DRAFTER) if post.run and self.spot else None
         self._spans: list[Span] = []
         self._rounds: list[Round] = []
         self._logs: dict[str, RoundLog] = {}
@@ -333,6 +335,8 @@ class Worker:
         if self._candidate is not None:
             self.spot.trainer.settle(self._candidate, verdict)
             self.adaptive.tuner.renew()
+            if verdict.better and self._keeper and self.neural and self.peers.members[0] == self.post.number:
+                self._keeper.keep(self.neural)
         self._candidate = None
 
     # Coming, going, keeping
@@ -386,6 +390,8 @@ class Worker:
         """Write this worker's part of a checkpoint, the policy too if it is the first -> what its tuner knows. Can be
         repeated."""
         policy = first == self.post.number
+        if self._keeper:
+            self._keeper.wait()
         if policy:
             save_model(self.model, folder)
             if self.spot and self.neural:

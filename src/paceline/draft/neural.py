@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -115,21 +115,37 @@ class NeuralDrafter(nn.Module):
             torch.index_select(self.policy.head.weight.detach(), 0, self.vocab, out=self._head)
 
 
-def save_drafter(drafter: NeuralDrafter, folder: Path, trained: dict[str, Any] | None = None) -> None:
-    """Write a checkpoint in the form that serving engines read; `trained` says what it learned from."""
-    folder.mkdir(parents=True, exist_ok=True)
+class DrafterFiles(NamedTuple):
+    """What a drafter's folder holds."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def files_of(drafter: NeuralDrafter, trained: dict[str, Any] | None = None) -> DrafterFiles:
+    """A drafter as it is now, on the host, in the form that serving engines read; `trained` says what it learned
+    from."""
     c, shape = drafter.policy.config, drafter.shape
     guessable = c.vocab_size if drafter.vocab is None else len(drafter.vocab)
     hf = make_config(c, shape.intermediate_size, shape.window, guessable, drafter.fc.dtype, shape.own_head)
     if trained:
         hf["paceline"]["trained"] = trained
-    (folder / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in _layout(drafter).items()}
     if drafter.vocab is not None:
         tensors |= vocabulary_maps(drafter.vocab, c.vocab_size)
     if drafter.vocab is not None and not shape.own_head:
-        tensors[HEAD] = drafter.head().cpu().contiguous()
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        tensors[HEAD] = drafter.head().to("cpu", copy=True).contiguous()
+    return DrafterFiles(hf, tensors)
+
+
+def write_files(files: DrafterFiles, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(files.config, indent=2) + "\n")
+    save_file(files.tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def save_drafter(drafter: NeuralDrafter, folder: Path, trained: dict[str, Any] | None = None) -> None:
+    write_files(files_of(drafter, trained), folder)
 
 
 def new_drafter(policy: Decoder, window: int, seed: int, vocab: Tensor | None = None) -> NeuralDrafter:
