@@ -16,7 +16,6 @@ from torch import Tensor
 from paceline.draft.neural import NeuralDrafter
 from paceline.draft.training import Loss, Texts, unrolled_loss
 
-OTHERS_MAY = "thread_local"  # use the device while this thread captures
 CLIP = 1.0  # the most that the norm of a gradient may be
 SMALLEST, LARGEST = 512, 1 << 16  # tokens of a graph
 
@@ -76,7 +75,7 @@ class GraphedGradients:
             gradients(self.drafter, room, self.runs, self.loss, rows)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode=OTHERS_MAY):
+        with torch.cuda.graph(graph, pool=self._memory):
             result = gradients(self.drafter, room, self.runs, self.loss, rows)
         return graph, room, result
 
