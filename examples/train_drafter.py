@@ -1,6 +1,6 @@
 """A drafter for a model: trained on the model's own answers, examined, saved, used.
 
-    python examples/train_drafter.py --seconds 60 --out drafter
+    python examples/train_drafter.py --seconds 60
 
 With the embedded model a minute is enough for guesses to pay.
 """
@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--prompts", type=int, default=256, help="to learn from")
     parser.add_argument("--tokens", type=int, default=400, help="longest answer")
-    parser.add_argument("--out", default="drafter")
+    parser.add_argument("--out", default="runs/drafter")
     args = parser.parse_args()
     task = Countdown("easy", "search")
     prompts = [str(task.sample(i).prompt) for i in range(args.prompts + 8)]

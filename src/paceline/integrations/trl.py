@@ -19,6 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import TrainerCallback
+
 from paceline.build import DRAFTER, find_drafter
 from paceline.config import Config, config_from, setting_names
 from paceline.draft.neural import NeuralDrafter, load_drafter, new_drafter
@@ -32,8 +35,6 @@ from paceline.rollout.stats import EngineStats
 from paceline.tasks.sample import mix_seed
 
 try:
-    import torch
-    from transformers import TrainerCallback
     from trl import GRPOTrainer  # noqa: F401 (whoever has no TRL should hear of it here)
 except ImportError as err:
     raise UserError(f"the integration with TRL needs TRL: pip install 'paceline[trl]' ({err})") from err
@@ -74,6 +75,8 @@ class PacelineRollout(TrainerCallback):
         if share is not None and not 0 <= share <= 1:
             raise UserError(f"share={share} is not a share of the time: it must lie between 0 and 1")
         self._resume = Path(resume) if resume else None
+        if self._resume and not (self._resume / FOLDER / STATE).is_file():
+            raise UserError(f"{resume} is no checkpoint to resume from: it has no {FOLDER}/{STATE}")
         self._trainer: Any = None
         self._mirror: Mirror | None = None
         self._companion: Companion | None = None

@@ -18,5 +18,5 @@ def encode(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> list[tuple[int, .
     texts = [tuple(tokenizer.encode_prompt(p)) for p in prompts]
     for i, text in enumerate(texts):
         if not text:
-            raise UserError(f"prompt {i} is empty")
+            raise UserError("the prompt is empty" if len(texts) == 1 else f"prompt {i} is empty")
     return texts
