@@ -31,7 +31,7 @@ def reward(completions: list[str], numbers: list[list[int]], target: list[int], 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded", help="a folder, a hub id, or the model that ships with Paceline")
-    parser.add_argument("--output", default="trl-grpo")
+    parser.add_argument("--output", default="runs/trl-grpo")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=300, help="longest answer")
     parser.add_argument("--batch", type=int, default=32, help="answers per step")

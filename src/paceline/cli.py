@@ -84,27 +84,23 @@ def generate(
     raw: Annotated[bool, typer.Option(help="Take the prompt as it is, without the chat template.")] = False,
 ) -> None:
     """Answer a prompt. The same seed gives the same answers."""
-    from paceline.build import choose_device
-    from paceline.model import load_model
-    from paceline.model.tokenizer import load_tokenizer
-    from paceline.rollout import Engine, EngineSettings, Request, Sampling
+    from paceline.library.engine import Engine
 
-    tokenizer = load_tokenizer(model)
-    chat = bool(tokenizer.hf.chat_template) and not raw
-    tokens = tuple(tokenizer.encode_prompt([{"role": "user", "content": prompt}] if chat else prompt))
-    if not tokens:
-        raise UserError("the prompt is empty")
-    device = choose_device("auto")
-    engine = Engine(
-        load_model(model, device=device),
-        EngineSettings(max_batch=samples),
+    engine = Engine(model, max_batch=samples)
+    chat = bool(engine.tokenizer.hf.chat_template) and not raw
+    (answers,) = engine.generate(
+        [[{"role": "user", "content": prompt}] if chat else prompt],
+        samples=samples,
+        seed=seed,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        max_tokens=max_tokens,
     )
-    sampling = Sampling(temperature, top_k, top_p, max_tokens=max_tokens, stop_token_ids=tokenizer.eos_ids)
-    done = {c.request.id: c for c in engine.run([Request(i, tokens, sampling, seed) for i in range(samples)])}
-    for i in range(samples):
+    for i, answer in enumerate(answers):
         if samples > 1:
             print(f"--- {i + 1} of {samples}")
-        print(tokenizer.decode(done[i].tokens))
+        print(answer.text)
 
 
 @app.command()

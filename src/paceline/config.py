@@ -7,6 +7,7 @@ the machine suggests"; the run directory keeps the resolved values.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -299,6 +300,14 @@ def build_config(values: dict[str, Any], where: str, overridden: set[str] | None
         return Config.model_validate(values)
     except ValidationError as err:
         raise UserError(_explain(err, where, overridden or set())) from err
+
+
+def config_from(settings: Mapping[str, Any], where: str, recipe: str | None = None) -> Config:
+    """A config from settings by their dotted names, on top of a recipe if one is named."""
+    values = _read_yaml(_find_recipe(recipe)) if recipe else {}
+    for key, value in settings.items():
+        _put(values, key, value)
+    return build_config(values, where, overridden=set())
 
 
 def _find_recipe(recipe: str) -> Path:

@@ -46,7 +46,8 @@ class Reward:
 
 
 def make(folder: Path, reward: Any, dtype: torch.dtype = torch.float32, **changes: Any) -> GRPOTrainer:
-    beside = {k: changes.pop(k) for k in ("rollout_func", "callbacks", "peft_config", "tools") if k in changes}
+    names = ("rollout_func", "callbacks", "peft_config", "tools", "environment_factory")
+    beside = {k: changes.pop(k) for k in names if k in changes}
     train, tokenizer = changes.pop("train_dataset", None), changes.pop("tokenizer", None)
     settings: dict[str, Any] = {
         "output_dir": str(folder),

@@ -52,7 +52,7 @@ def test_longer_texts_get_more_room_and_the_same_answers():
 def test_training_takes_its_share_and_pays_back_what_it_overdrew():
     companion = make(share=0.5)
     spent, passed = 0.0, 0.0
-    for step in range(8):
+    for step in range(6):
         companion.answer(requests(16 * step))
         spent += companion.learn(elapsed=0.6)["drafter/seconds"]
         passed += 0.6

@@ -153,8 +153,8 @@ def test_resumes_from_the_trainers_checkpoint(tmp_path):
     assert state["requests"] == {"train": 16, "eval": 0} and state["tuner"]["costs"]
     training = json.loads((checkpoint / "paceline" / "drafter" / "training.json").read_text())
 
-    rollout = PacelineRollout(share=0.15)
-    resumed = two_lines(tmp_path, torch.float64, rollout, rest, **settings)
+    rollout = PacelineRollout(share=0.15, resume=checkpoint)  # needed only because the output goes elsewhere
+    resumed = two_lines(tmp_path / "elsewhere", torch.float64, rollout, rest, **settings)
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert rest.completions == whole.completions[16:]
     assert rest.values == whole.values[16:]
@@ -190,9 +190,10 @@ def test_lora(tmp_path):
     assert all(torch.equal(base[n], p) for n, p in frozen.items())
     assert any(bool(p.detach().any()) for n, p in trainer.model.named_parameters() if "lora_B" in n)
     check_logprobs(trainer, rollout([data(1)[0]["prompt"]], trainer))
-    again = two_lines(tmp_path, torch.float64, peft_config=lora, max_steps=2)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert again.state.global_step == 2
+    rollout = PacelineRollout()
+    again = two_lines(tmp_path, torch.float64, rollout, peft_config=lora, max_steps=2)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == rollout._companion.updates == 2
 
 
 def test_a_model_that_moves_is_followed(tmp_path):
@@ -232,31 +233,48 @@ RESPONSE = {
 }
 
 
-def test_tools(tmp_path):
-    """The model's answers are calls of a tool, which asks for another number."""
-    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
-    tokenizer.chat_template, tokenizer.response_template = TEMPLATE, RESPONSE
-    asked = []
+class Examiner:
+    """An environment: what the model answers are calls of its tool, which asks for another number."""
 
-    def check(expression: str) -> str:
+    asked: list[str] = []  # noqa: RUF012 (by all of them together)
+
+    def reset(self, **_):
+        return None
+
+    def check(self, expression: str) -> str:
         """Look at an expression.
 
         Args:
             expression: What was found.
         """
-        asked.append(expression)
+        Examiner.asked.append(expression)
         return "Make 10 from 3 7."
 
+
+def check(expression: str) -> str:
+    """Look at an expression.
+
+    Args:
+        expression: What was found.
+    """
+    return Examiner().check(expression)
+
+
+@pytest.mark.parametrize("how", [{"tools": [check]}, {"environment_factory": Examiner}], ids=["tool", "environment"])
+def test_several_turns(tmp_path, how):
+    Examiner.asked = []
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+    tokenizer.chat_template, tokenizer.response_template = TEMPLATE, RESPONSE
     rows = data(4).map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
     reward = lambda completions, **_: [float(len(c)) for c in completions]  # noqa: E731
-    settings = {
-        "tools": [check], "tokenizer": tokenizer, "train_dataset": rows, "max_completion_length": 160, "max_steps": 1,
+    settings = how | {
+        "tokenizer": tokenizer, "train_dataset": rows, "max_completion_length": 160, "max_steps": 1,
         "max_tool_calling_iterations": 2,
     }  # fmt: skip
     trainer = make(tmp_path, reward, **settings)
     rollout = PacelineRollout().attach(trainer)
     trainer.train()
-    assert len(asked) > 8, "second turns called it too"
+    assert len(Examiner.asked) > 8, "second turns called it too"
     row = trainer.state.log_history[0]
     assert row["tools/call_frequency"] > 1 and row["tools/failure_frequency"] == 0
     assert metrics(trainer, "paceline/tokens_per_s") and rollout._requests["train"] > 8

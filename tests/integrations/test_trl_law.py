@@ -26,7 +26,7 @@ def test_same_law(tmp_path):
         rollout = PacelineRollout()
         beside = ({}, {"rollout_func": rollout, "callbacks": [rollout]})
         for way in range(2):
-            trainer = make(tmp_path, Reward(), seed=seed, max_completion_length=64, **beside[way])
+            trainer = make(tmp_path, Reward(), seed=seed, max_completion_length=48, **beside[way])
             trainer.model.train()
             _, completions, _, texts, *_ = trainer._generate(prompts)
             assert len(completions) == len(prompts)
@@ -36,7 +36,7 @@ def test_same_law(tmp_path):
     assert same_law(*rewards, SAMPLES) > LEVEL
     assert stats.ks_2samp(*lengths).pvalue > LEVEL
     rollout = PacelineRollout(settings={"speculation.mode": "plain"})
-    hot = make(tmp_path, Reward(), temperature=3.0, max_completion_length=64, rollout_func=rollout, callbacks=[rollout])
+    hot = make(tmp_path, Reward(), temperature=3.0, max_completion_length=48, rollout_func=rollout, callbacks=[rollout])
     other = [len(tokens) for tokens in hot._generate(prompts)[1]]
     assert stats.ks_2samp(lengths[0], other).pvalue < LEVEL, "another temperature is told apart"
 

@@ -19,8 +19,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import TrainerCallback
+
 from paceline.build import DRAFTER, find_drafter
-from paceline.config import Config, build_config, setting_names
+from paceline.config import Config, config_from, setting_names
 from paceline.draft.neural import NeuralDrafter, load_drafter, new_drafter
 from paceline.errors import UserError
 from paceline.integrations.companion import STATE, Companion, read_state
@@ -32,12 +35,11 @@ from paceline.rollout.stats import EngineStats
 from paceline.tasks.sample import mix_seed
 
 try:
-    import torch
-    from transformers import TrainerCallback
     from trl import GRPOTrainer  # noqa: F401 (whoever has no TRL should hear of it here)
 except ImportError as err:
     raise UserError(f"the integration with TRL needs TRL: pip install 'paceline[trl]' ({err})") from err
 
+WHERE = "PacelineRollout(settings=...)"
 FOLDER = "paceline"  # in each of the trainer's checkpoints
 NEW_SHARE, WARM_SHARE = 0.1, 0.03
 GPU_SHARE = 0.2  # of a GPU for KV pages: the trainer needs the rest
@@ -69,7 +71,7 @@ class PacelineRollout(TrainerCallback):
         self._drafter, self._share = str(drafter or "none"), share
         self._settings = dict(settings or {})
         _check_settings(self._settings)
-        build_config(_nested(self._settings), where="PacelineRollout(settings=...)")  # better found now
+        config_from(self._settings, WHERE)  # better found now
         if share is not None and not 0 <= share <= 1:
             raise UserError(f"share={share} is not a share of the time: it must lie between 0 and 1")
         self._resume = Path(resume) if resume else None
@@ -181,13 +183,13 @@ class PacelineRollout(TrainerCallback):
         return {"share": share} if share else {"when": "off"}
 
     def _config(self, trainer: Any) -> Config:
-        args, values = trainer.args, _nested(self._settings)
-        rollout = values.setdefault("rollout", {})
-        rollout |= {"prompts": args.per_device_train_batch_size * args.steps_per_generation, "samples": 1}
-        device = trainer.accelerator.device
-        if device.type == "cuda" and "kv_memory_gb" not in rollout:
-            rollout["kv_memory_gb"] = torch.cuda.get_device_properties(device).total_memory * GPU_SHARE / 1e9
-        return build_config({"seed": args.seed} | values, where="PacelineRollout(settings=...)")
+        args, device = trainer.args, trainer.accelerator.device
+        batch = args.per_device_train_batch_size * args.steps_per_generation
+        settings = {"seed": args.seed, "rollout.prompts": batch, "rollout.samples": 1} | self._settings
+        if device.type == "cuda":
+            total = torch.cuda.get_device_properties(device).total_memory
+            settings.setdefault("rollout.kv_memory_gb", total * GPU_SHARE / 1e9)
+        return config_from(settings, WHERE)
 
     def _make_drafter(
         self, decoder: Decoder, config: Config, model: Any, trained: Path | None
@@ -262,14 +264,6 @@ def describe(stats: EngineStats, tokens: int, seconds: float) -> dict[str, float
         count = sum(n for strategy, n in stats.rounds.items() if strategy.partition(":")[0] == drafter)
         metrics[f"share/{drafter}"] = count / rounds if rounds else 0.0
     return metrics
-
-
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in settings.items():
-        section, _, name = key.partition(".")
-        values.setdefault(section, {})[name] = value
-    return values
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
