@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
+import sys
 
 import pytest
 import torch
@@ -325,6 +327,7 @@ WRONG = {
     "unknown": ({"settings": {"rollout.max_bach": 3}}, "did you mean 'rollout.max_batch'"),
     "share": ({"share": 2.0}, "between 0 and 1"),
     "drafter": ({"settings": {"speculation.drafter": "x"}}, "first argument"),
+    "resume": ({"resume": "nowhere"}, "no checkpoint to resume from"),
 }
 
 
@@ -332,6 +335,13 @@ WRONG = {
 def test_options_that_do_not_work(options, message):
     with pytest.raises(UserError, match=message):
         PacelineRollout(**options)
+
+
+def test_without_trl(monkeypatch):
+    monkeypatch.setitem(sys.modules, "trl", None)
+    spec = importlib.util.find_spec("paceline.integrations.trl")
+    with pytest.raises(UserError, match=r"pip install 'paceline\[trl\]'"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def test_no_drafter_there(tmp_path):

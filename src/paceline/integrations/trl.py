@@ -75,6 +75,8 @@ class PacelineRollout(TrainerCallback):
         if share is not None and not 0 <= share <= 1:
             raise UserError(f"share={share} is not a share of the time: it must lie between 0 and 1")
         self._resume = Path(resume) if resume else None
+        if self._resume and not (self._resume / FOLDER / STATE).is_file():
+            raise UserError(f"{resume} is no checkpoint to resume from: it has no {FOLDER}/{STATE}")
         self._trainer: Any = None
         self._mirror: Mirror | None = None
         self._companion: Companion | None = None
