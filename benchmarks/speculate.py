@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--batch", default="1,8,32,64,128,256")
+    parser.add_argument("--difficulty", default="medium")
     parser.add_argument("--tokens", type=int, default=256, help="longest answer")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=5, help="turns of the tuner against the best strategy")
@@ -110,7 +111,7 @@ def measure(
             turns[name].append(speed)
             used.update(counts if name == "tuner" else {})
     ratio = lambda other: [t / o for t, o in zip(turns["tuner"], turns[other], strict=True)]  # noqa: E731
-    guessing = statistics.median(suffix.seconds)
+    guessing = statistics.median(suffix.seconds or [0.0])  # none where no strategy uses them
     return {
         "batch": batch,
         "plain_tok_s": round(medians["plain"], 1),
@@ -148,7 +149,7 @@ class Work:
     """More requests than fit, with new ids every time."""
 
     def __init__(self, args: argparse.Namespace, tokenizer: Tokenizer, batch: int):
-        task = Countdown("medium", "search", seed=1)
+        task = Countdown(args.difficulty, "search", seed=1)
         self.count = batch + max(8, batch)
         self.prompts = [tuple(tokenizer.encode_prompt(task.sample(i).prompt)) for i in range(self.count)]
         self.sampling = Sampling(max_tokens=args.tokens, stop_token_ids=tokenizer.eos_ids)

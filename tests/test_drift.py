@@ -44,11 +44,13 @@ def test_the_summary_of_four_runs(drift, capsys):
     probes = {
         "cold-adaptive": {0: 1.0, 10: 2.0, 20: 4.1, 30: 4.2, 40: 1.0},
         "warm-frozen": {0: 4.5, 10: 4.2, 20: 4.0, 30: 3.9, 40: 3.8},
+        "warm, as begun": {0: 4.5, 10: 4.65, 20: 4.2, 30: 4.1},
         "warm-adaptive": {0: 4.5, 10: 4.6, 20: 4.7, 30: 4.8},
     }
     s = drift.summarize(arms, probes)
     assert s["steps"] == 30, "those that all of them made"
     assert s["warm_adaptive_best_from"] == 10 and s["cold_passes_frozen_at"] == 20
+    assert s["ahead_of_its_first_from"] == 20
     best = s["arms"]["warm-adaptive"]
     assert best["speedup_late"] == best["speedup_per_token_late"] == 4.0
     assert best["step_speedup_late"] == pytest.approx(4 / 1.2, abs=0.01) and best["drafter_s_per_step"] == 0.2

@@ -11,7 +11,7 @@ import torch
 from paceline.draft.neural import DrafterShape, NeuralDrafter
 from paceline.draft.training import read_texts, unrolled_loss
 from paceline.spot.buffer import Sample
-from paceline.spot.trainer import texts_of
+from paceline.spot.trainer import lay_out
 
 from .conftest import tiny_model
 
@@ -28,7 +28,7 @@ def test_padding_changes_nothing_but_the_cost():
     for length in (9, 40, 23):
         texts = read_texts(drafter, [([dice.randrange(128) for _ in range(length)], 4)])
         samples.append(Sample(texts.tokens.int(), 4, texts.features, texts.hidden))
-    packed, padded = texts_of(samples, drafter), packing.padded_texts(samples, drafter)
+    packed, padded = lay_out(samples), packing.padded_texts(samples)
     assert len(packed.tokens) == 72 and len(padded.tokens) == 120 and padded.learn.sum() == packed.learn.sum()
     losses = [unrolled_loss(drafter, texts, 3, "soft")[0] for texts in (packed, padded)]
     torch.testing.assert_close(*losses)

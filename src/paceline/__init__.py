@@ -1,5 +1,24 @@
 """Paceline: reinforcement learning for reasoning language models without waiting for the slowest answer."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from paceline.version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from paceline.library.drafter import Drafter
+    from paceline.library.engine import Engine
+    from paceline.library.trainer import Trainer
+
+__all__ = ["Drafter", "Engine", "Trainer", "__version__"]
+
+_PLACES = {"Drafter": "drafter", "Engine": "engine", "Trainer": "trainer"}
+
+
+def __getattr__(name: str) -> Any:
+    """Torch and all that comes with it is loaded when it is first asked for: commands that need none start at once."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'paceline' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"paceline.library.{_PLACES[name]}"), name)

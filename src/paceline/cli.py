@@ -84,27 +84,23 @@ def generate(
     raw: Annotated[bool, typer.Option(help="Take the prompt as it is, without the chat template.")] = False,
 ) -> None:
     """Answer a prompt. The same seed gives the same answers."""
-    from paceline.build import choose_device
-    from paceline.model import load_model
-    from paceline.model.tokenizer import load_tokenizer
-    from paceline.rollout import Engine, EngineSettings, Request, Sampling
+    from paceline.library.engine import Engine
 
-    tokenizer = load_tokenizer(model)
-    chat = bool(tokenizer.hf.chat_template) and not raw
-    tokens = tuple(tokenizer.encode_prompt([{"role": "user", "content": prompt}] if chat else prompt))
-    if not tokens:
-        raise UserError("the prompt is empty")
-    device = choose_device("auto")
-    engine = Engine(
-        load_model(model, device=device),
-        EngineSettings(max_batch=samples),
+    engine = Engine(model, max_batch=samples)
+    chat = bool(engine.tokenizer.hf.chat_template) and not raw
+    (answers,) = engine.generate(
+        [[{"role": "user", "content": prompt}] if chat else prompt],
+        samples=samples,
+        seed=seed,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        max_tokens=max_tokens,
     )
-    sampling = Sampling(temperature, top_k, top_p, max_tokens=max_tokens, stop_token_ids=tokenizer.eos_ids)
-    done = {c.request.id: c for c in engine.run([Request(i, tokens, sampling, seed) for i in range(samples)])}
-    for i in range(samples):
+    for i, answer in enumerate(answers):
         if samples > 1:
             print(f"--- {i + 1} of {samples}")
-        print(tokenizer.decode(done[i].tokens))
+        print(answer.text)
 
 
 @app.command()
@@ -116,6 +112,20 @@ def compare(words: Words = None) -> None:
     from paceline.compare import run_comparison
 
     run_comparison(config, Console(highlight=False))
+
+
+@app.command()
+def plan(
+    words: Words = None,
+    compare: Annotated[bool, typer.Option(help="For `paceline compare`, which has an engine for each way.")] = False,
+) -> None:
+    """Show what a run would need of the device's memory, part by part, and whether it fits."""
+    from paceline.config import load_config
+
+    config = load_config(*split_words(words))
+    from paceline.memory import show_plan
+
+    Console(highlight=False).print(show_plan(config, compare))
 
 
 @app.command()
@@ -176,6 +186,37 @@ def draft_eval(
     from paceline.draft_commands import eval_command
 
     eval_command(drafter, model, task, prompts, settings or [])
+
+
+@app.command()
+def export(
+    what: Annotated[str, typer.Argument(metavar="RUN|DRAFTER", help="A run, a checkpoint, a drafter, or 'embedded'.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write.")],
+    form: Annotated[str, typer.Option("--format", help="vllm, sglang, speculators or paceline.")] = "vllm",
+    policy: Annotated[bool, typer.Option("--policy", help="Export the policy instead of its drafter.")] = False,
+    model: Annotated[str | None, typer.Option(help="The policy of a drafter that does not lie beside it.")] = None,
+    policy_name: Annotated[
+        str | None, typer.Option(help="What engines will call the policy: a folder or a hub id.")
+    ] = None,
+    depth: Annotated[int, typer.Option(min=1, help="Guesses per check that engines are told to make.")] = 5,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure tokens per check for the card.")] = False,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure on.")] = 64,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Settings for measuring, as key=value.")] = None,
+) -> None:
+    """Write a drafter as vLLM, SGLang or speculators load it, or a policy as a Hugging Face checkpoint."""
+    from paceline.integrations.export import export_command
+
+    export_command(
+        what,
+        out,
+        policy,
+        form=form,
+        model=model,
+        policy_name=policy_name,
+        depth=depth,
+        measure=prompts if measure else 0,
+        settings=settings,
+    )
 
 
 @app.command()

@@ -6,20 +6,23 @@ Where idle workers train the drafter, a third way has them do nothing instead, t
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from paceline.build import choose_device
+from paceline.cluster.make import choose_workers
 from paceline.cluster.messages import Way
 from paceline.config import Config
 from paceline.errors import UserError
 from paceline.loop import Group, Trainer
+from paceline.memory import engines_to_compare
 from paceline.observe.clock import Clock
+from paceline.observe.energy import EnergyMeter, spent
 from paceline.observe.live import LiveView
 from paceline.observe.picture import draw_rollouts
 from paceline.rollout import Completion, Request
@@ -36,9 +39,23 @@ class Step:
     seconds: dict[str, float]
     """Of each way, from the first prompt to the last answer."""
     rest_s: float = 0.0
+    """Of everything else that a step is made of, which is done once: rewards, update, drafter."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Of each way, the mean."""
+    reward_s: dict[str, float] = field(default_factory=dict)
+    """Of each way, from the last answer to its reward."""
+    lengths: dict[str, list[int]] = field(default_factory=dict)
+    """Of each way's answers; rounding can make them differ."""
+    joules: dict[str, float | None] = field(default_factory=dict)
+    """Of each way's rollout, where the device counts them."""
+    rest_joules: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
     responses: int = 0
+    different: int = 0
+    """Responses that are not the same in all ways."""
     differences: list[Difference] = field(default_factory=list)
+    """Those of them that were looked into."""
 
     def ratio(self, way: str, to: str) -> float:
         return self.seconds[to] / self.seconds[way]
@@ -49,7 +66,11 @@ class Step:
 
 
 class Comparison(Trainer):
+    look_into: int | None = None
+    """Most differences of a step that are explained; all, if None. Each takes a pass in a wider precision."""
+
     def __init__(self, config: Config, run: Run, view: LiveView | None = None):
+        self.engines = engines_to_compare(choose_workers(config))
         super().__init__(config, run, view)
         self.ways = [PLAIN, ADAPTIVE, *([IDLE] if self.spot in ("tail", "both") else [])]
         self.way = ADAPTIVE
@@ -57,13 +78,20 @@ class Comparison(Trainer):
         self.stats = EngineStats()
         self.explored, self.tuned = 0.0, 0.0
         self.rounds: dict[str, list[Round]] = {}
+        self.meter = EnergyMeter(choose_device(self.config.model.device))
 
     def step(self) -> dict[str, float]:
-        started = time.perf_counter()
+        begun = self.meter.joules()
         metrics = super().step()
         last = self.steps[-1]
-        last.rest_s = time.perf_counter() - started - sum(last.seconds.values())
-        ratio = {"compare/rollout_speedup": last.speedup, "compare/identical": float(not last.differences)}
+        rest = spent(begun, self.meter.joules())
+        rolled = [j for j in last.joules.values() if j is not None]
+        last.rest_joules = None if rest is None else rest - sum(rolled)
+        # A step of one way: the comparison itself, and checkpoints, are no part of it.
+        parts = ("update_actor", "train_drafter", "merge_drafter")
+        last.rest_s = last.reward_s[ADAPTIVE] + sum(metrics.get(f"timing_s/{part}", 0.0) for part in parts)
+        last.metrics = metrics
+        ratio = {"compare/rollout_speedup": last.speedup, "compare/identical": float(not last.different)}
         if IDLE in last.seconds:
             ratio["compare/with_training"] = last.ratio(IDLE, ADAPTIVE)
         return metrics | ratio
@@ -72,15 +100,20 @@ class Comparison(Trainer):
         """All ways, in turns first, so that none always finds the caches warm."""
         groups: dict[str, list[Group]] = {}
         seconds: dict[str, float] = {}
+        reward_s: dict[str, float] = {}
+        joules: dict[str, float | None] = {}
         turn = len(self.steps) % len(self.ways)
         for way in self.ways[turn:] + self.ways[:turn]:
-            self.way, own = way, Clock()
+            self.way, own, before = way, Clock(), self.meter.joules()
             groups[way] = super()._rollout(indices, own)
-            seconds[way] = own.parts["gen"]
+            seconds[way], reward_s[way] = own.parts["gen"], own.parts["reward"]
+            joules[way] = spent(before, self.meter.joules())
         self.way = ADAPTIVE
         clock.parts["gen"] = clock.parts.get("gen", 0.0) + seconds[ADAPTIVE]
         clock.parts.setdefault("reward", 0.0)
-        step = Step(seconds)
+        rewards = {way: fmean(r for g in groups[way] for r in g.rewards.values()) for way in self.ways}
+        lengths = {way: [len(c.tokens) for g in groups[way] for c in g.completions.values()] for way in self.ways}
+        step = Step(seconds, rewards=rewards, reward_s=reward_s, lengths=lengths, joules=joules)
         different: list[tuple[Completion, Completion]] = []
         for way in self.ways[1:]:
             pairs = zip(groups[PLAIN], groups[way], strict=True)
@@ -89,7 +122,8 @@ class Comparison(Trainer):
                 step.tokens += len(a.tokens) if way == ADAPTIVE else 0
                 if a.tokens != b.tokens:
                     different.append((a, b))
-        step.differences = self.cluster.explain(different)
+        step.different = len(different)
+        step.differences = self.cluster.explain(different[: self.look_into])
         self.steps.append(step)
         return groups[ADAPTIVE]
 
@@ -146,7 +180,7 @@ def summarize(trainer: Comparison, folder: str) -> dict[str, Any]:
         "steps": len(steps),
         "tokens": tokens,
         "responses": responses,
-        "identical": responses - len(different),
+        "identical": responses - sum(s.different for s in steps),
         "near_ties": sum(d.near_tie for d in different),
         "differences": [vars(d) for d in different],
         "accept_length": round(stats.accept_length, 3),
@@ -154,6 +188,8 @@ def summarize(trainer: Comparison, folder: str) -> dict[str, Any]:
         "adaptive_tok_s": round(tokens / sum(taken[ADAPTIVE]), 1),
         "rollout_s": {way: round(median(seconds), 3) for way, seconds in taken.items()},
         "rest_s": round(median(s.rest_s for s in steps), 3),
+        "reward": {way: round(fmean(s.rewards[way] for s in steps), 4) for way in trainer.ways},
+        "joules": joules_of(steps, trainer.ways),
         "rounds": dict(sorted(stats.rounds.items(), key=lambda kv: -kv[1])),
         "explored": round(trainer.explored / max(trainer.tuned, 1e-9), 4),
         "workers": trainer.config.cluster.workers,
@@ -167,6 +203,12 @@ def summarize(trainer: Comparison, folder: str) -> dict[str, Any]:
             "total": round(sum(taken[ADAPTIVE]) / sum(taken[IDLE]), 3),
         }
     return result
+
+
+def joules_of(steps: list[Step], ways: list[str]) -> dict[str, float | None]:
+    """Of a whole step of each way, the median; None where the device does not count them."""
+    whole = {way: [spent(-(s.rest_joules or 0.0), s.joules[way]) for s in steps] for way in ways}
+    return {way: None if None in js else round(median(j for j in js if j is not None), 1) for way, js in whole.items()}
 
 
 def _table(r: dict[str, Any], picture: str) -> Table:

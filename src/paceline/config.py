@@ -7,6 +7,7 @@ the machine suggests"; the run directory keeps the resolved values.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +38,7 @@ class TaskConfig(Section):
     name: str = "countdown"
     """`countdown`, `gym:NAME` for a reasoning-gym task, a .jsonl or .parquet file, or `hub:ID` for a hub data set."""
     difficulty: str = "medium"
-    """Countdown only: easy, medium, hard or expert."""
+    """Countdown only: easy, medium, hard, expert, or `tail`: mostly quick, one in 16 so hard that answers are long."""
     problems: int | None = Field(None, ge=1)
     """Countdown only: how many different problems there are, visited again and again; `null` never repeats one."""
     style: Literal["auto", "search", "chat", "text"] = "auto"
@@ -100,7 +101,8 @@ class RolloutConfig(Section):
     page_size: int | None = Field(None, ge=1)
     """Tokens per KV page; `null` is 64 on a GPU and 256 on a CPU, which reads whole pages (1024 for one request)."""
     kv_memory_gb: float | None = Field(None, gt=0)
-    """Memory for KV pages; `null` takes what the batch can use, up to 2 GB on a CPU and half of a GPU."""
+    """Memory for KV pages; `null` takes what the batch can use, up to 2 GB on a CPU, and on a GPU up to half of it and
+    to what everything else leaves (`paceline plan` shows it)."""
     prefill_tokens: int = Field(8192, ge=1)
     """Most prompt tokens that one prefill pass takes; a longer prompt runs alone."""
     cuda_graphs: bool = True
@@ -117,8 +119,8 @@ class SpeculationConfig(Section):
     mode: Literal["adaptive", "plain"] = "adaptive"
     """`adaptive` guesses ahead where that pays, `plain` never does; the answers are the same."""
     drafter: str | None = "auto"
-    """Folder of a neural drafter; `auto` takes the one in the model's own folder, if there is one; `new` begins
-    with an untrained one; `none` uses none."""
+    """Folder of a neural drafter, of Paceline's own or in the EAGLE-3 form of vLLM, SGLang or speculators; `auto` takes
+    the one in the model's own folder, if there is one; `new` begins with an untrained one; `none` uses none."""
     suffix: bool = True
     """Guess from what was written before in answers to the same prompt."""
     suffix_mb: float = Field(64, gt=0)
@@ -211,7 +213,8 @@ class LearnConfig(Section):
     activation_checkpointing: bool = False
     """Recompute layers in the backward pass: less memory, about a third more time."""
     optimizer_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of AdamW's two moments (never below that of float64 weights)."""
+    """Precision of AdamW's two moments (never below that of float64 weights). bfloat16 takes half as much and
+    is rounded by chance so that small changes count on average."""
     master_weights: bool = True
     """Keep a float32 copy of bfloat16 weights, so that small updates are not lost to rounding."""
     clip_low: float | None = Field(None, ge=0)
@@ -299,6 +302,14 @@ def build_config(values: dict[str, Any], where: str, overridden: set[str] | None
         return Config.model_validate(values)
     except ValidationError as err:
         raise UserError(_explain(err, where, overridden or set())) from err
+
+
+def config_from(settings: Mapping[str, Any], where: str, recipe: str | None = None) -> Config:
+    """A config from settings by their dotted names, on top of a recipe if one is named."""
+    values = _read_yaml(_find_recipe(recipe)) if recipe else {}
+    for key, value in settings.items():
+        _put(values, key, value)
+    return build_config(values, where, overridden=set())
 
 
 def _find_recipe(recipe: str) -> Path:

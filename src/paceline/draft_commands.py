@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import json
-import random
 import time
-from collections import Counter
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from paceline.build import choose_device, find_drafter, make_sampling
 from paceline.config import Config, load_config
 from paceline.draft.neural import NeuralDrafter, load_drafter, new_drafter, save_drafter
-from paceline.draft.strategy import Strategy
-from paceline.draft.training import DrafterTrainer, Loss, TrainSettings, batches, read_texts, suitable_rate
+from paceline.draft.training import Loss
+from paceline.drafters import DEPTH, POSITIONS, Fitted, common_tokens, count_held, fit, write_texts
 from paceline.errors import UserError
 from paceline.model import Decoder, load_model
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
-from paceline.rollout import Engine, EngineSettings, Request, Sampling
+from paceline.rollout import Request, Sampling
 from paceline.tasks import make_task
 from paceline.tasks.tasks import choose_style
 
 HELD_OUT = 1_000_003  # added to the seed for prompts that training has not seen
-DEPTH = 7
-POSITIONS = (64, 128, 256, 512, 10**9)
 
 
 def train_command(
@@ -48,32 +43,27 @@ def train_command(
     config, policy, tokenizer = _load(model, task, overrides)
     console = Console(highlight=False)
     started = time.perf_counter()
-    texts = _answers(config, policy, tokenizer, answers)
+    texts = write_texts(policy, _requests(config, policy, tokenizer, answers, 0, config.rollout.temperature))
     tokens = sum(len(t) for t, _ in texts)
     seconds = time.perf_counter() - started
     console.print(f"{len(texts)} answers, {tokens:,} tokens, in {seconds:.0f} s ({tokens / seconds:,.0f} tokens/s)")
 
-    drafter = new_drafter(policy, window, config.seed, _common(texts, vocab, policy) if vocab else None)
-    trainer = DrafterTrainer(drafter, TrainSettings(lr=suitable_rate(policy), loss=loss))  # type: ignore[arg-type]
-    limit, shuffle = 60 * minutes, random.Random(config.seed).shuffle
-    started = time.perf_counter()
-    shown, value, agree, seen = started, 0.0, [0.0], 0
-    while (elapsed := time.perf_counter() - started) < limit:
-        for batch in batches(texts, trainer.settings.batch_tokens, shuffle, lambda text: len(text[0])):
-            elapsed = time.perf_counter() - started
-            value, agree = trainer.step(read_texts(drafter, batch), min(1.0, elapsed / limit))
-            seen += sum(len(t) for t, _ in batch)
-            if time.perf_counter() - shown > max(2.0, limit / 20):
-                shown = time.perf_counter()
-                same = " ".join(f"{a:.2f}" for a in agree)
-                console.print(f"{elapsed:5.0f} s  step {trainer.steps}  loss {value:.3f}  agrees by depth {same}")
-            if elapsed > limit:
-                break
-    trainer.publish()
-    save_drafter(drafter, out)
+    drafter = new_drafter(policy, window, config.seed, common_tokens(texts, vocab, policy) if vocab else None)
+    shown = time.perf_counter()
+
+    def show(f: Fitted) -> None:
+        nonlocal shown
+        if time.perf_counter() - shown > max(2.0, 3 * minutes):
+            shown = time.perf_counter()
+            same = " ".join(f"{a:.2f}" for a in f.agree)
+            console.print(f"{f.seconds:5.0f} s  step {f.steps}  loss {f.loss:.3f}  agrees by depth {same}")
+
+    f = fit(drafter, texts, 60 * minutes, cast(Loss, loss), config.seed, show)
+    trained = {"policy": model, "task": task, "answers": len(texts), "tokens": f.tokens, "steps": f.steps, "loss": loss}
+    save_drafter(drafter, out, trained)
     console.print(f"saved to {out}; see how it does with: paceline draft eval {out} --model {model}")
-    result = {"steps": trainer.steps, "tokens": seen, "seconds": round(elapsed, 1), "loss": round(value, 4)}
-    print(json.dumps(result | {"agree": [round(a, 4) for a in agree], "out": str(out)}))
+    result = {"steps": f.steps, "tokens": f.tokens, "seconds": round(f.seconds, 1), "loss": round(f.loss, 4)}
+    print(json.dumps(result | {"agree": [round(a, 4) for a in f.agree], "out": str(out)}))
 
 
 def eval_command(name: str, model: str, task: str, prompts: int, overrides: list[str]) -> None:
@@ -101,33 +91,17 @@ def eval_command(name: str, model: str, task: str, prompts: int, overrides: list
 
 
 def examine(
-    config: Config, policy: Decoder, tokenizer: Tokenizer, drafter: NeuralDrafter, prompts: int, temperature: float
+    config: Config,
+    policy: Decoder,
+    tokenizer: Tokenizer,
+    drafter: NeuralDrafter,
+    prompts: int,
+    temperature: float,
+    depth: int = DEPTH,
 ) -> dict:
     """Answer held-out prompts with chains of guesses, and count those that hold."""
-    strategy = Strategy.parse(f"neural:{DEPTH}")
-    engine = Engine(policy, EngineSettings(max_batch=min(64, prompts)), None, [drafter], [strategy])
-    engine.choose = lambda batch: strategy
-    reached, held = Counter[int](), Counter[int]()
-    lengths: list[list[int]] = [[] for _ in POSITIONS]
-    engine.submit(_requests(config, policy, tokenizer, prompts, HELD_OUT, temperature))
-    while engine.unfinished:
-        before = {s.request.id: s.generated for s in engine.scheduler.running}
-        alive = list(engine.scheduler.running)
-        engine.step()
-        for seq in alive:
-            gained = seq.generated - before[seq.request.id]
-            if not gained:  # others were admitted
-                continue
-            reached.update(range(min(gained, DEPTH)))
-            held.update(range(gained - 1))
-            place = next(i for i, end in enumerate(POSITIONS) if before[seq.request.id] < end)
-            lengths[place].append(gained)
-    return {
-        "temperature": temperature,
-        "accept_length": round(engine.stats.accept_length, 3),
-        "holds": [round(held[d] / max(1, reached[d]), 3) for d in range(DEPTH)],
-        "by_position": [round(sum(n) / len(n), 3) if n else None for n in lengths],
-    }
+    requests = _requests(config, policy, tokenizer, prompts, HELD_OUT, temperature)
+    return {"temperature": temperature} | count_held(drafter, requests, depth)
 
 
 def _load(model: str, task: str, overrides: list[str]) -> tuple[Config, Decoder, Tokenizer]:
@@ -145,20 +119,3 @@ def _requests(
     sampling = Sampling(temperature, max_tokens=s.max_tokens, stop_token_ids=s.stop_token_ids)
     prompts = [tuple(tokenizer.encode_prompt(task.sample(i).prompt)) for i in range(count)]
     return [Request(i, prompt, sampling, config.seed) for i, prompt in enumerate(prompts)]
-
-
-def _answers(config: Config, policy: Decoder, tokenizer: Tokenizer, count: int) -> list[tuple[list[int], int]]:
-    most = 512 if policy.device.type == "cuda" else 64
-    engine = Engine(policy, EngineSettings(max_batch=min(most, count)))
-    requests = _requests(config, policy, tokenizer, count, 0, config.rollout.temperature)
-    return [([*c.request.prompt, *c.tokens], len(c.request.prompt)) for c in engine.run(requests)]
-
-
-def _common(texts: list[tuple[list[int], int]], size: int, policy: Decoder) -> torch.Tensor:
-    """The tokens that occur most often in answers, in order; then, if those are fewer, the first others."""
-    counts = Counter(t for text, prompt in texts for t in text[prompt:])
-    chosen = [token for token, _ in counts.most_common(size)]
-    rest = (t for t in range(policy.config.vocab_size) if t not in counts)
-    while len(chosen) < min(size, policy.config.vocab_size):
-        chosen.append(next(rest))
-    return torch.tensor(sorted(chosen), device=policy.device)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -32,6 +32,7 @@ from paceline.errors import RunError, Stopped, UserError
 from paceline.learn.advantages import mixed
 from paceline.learn.algorithms import resolve
 from paceline.learn.packing import Answer
+from paceline.memory import filled, plan_run
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.tokenizer import load_tokenizer
 from paceline.observe.clock import Clock
@@ -46,7 +47,7 @@ from paceline.spot.trainer import Spell
 from paceline.spot.versions import Versions
 from paceline.tasks import Sample, Task, make_task
 from paceline.tasks.judge import Judge, Verdict
-from paceline.tasks.rewards import total
+from paceline.tasks.rewards import Reward, total
 from paceline.tasks.tasks import choose_style
 
 # Parts of a step that are one span each.
@@ -75,18 +76,32 @@ class Group:
 
 
 class Trainer:
-    def __init__(self, config: Config, run: Run, view: LiveView | None = None):
+    engines = 1
+    """Engines that each worker will make."""
+
+    def __init__(
+        self,
+        config: Config,
+        run: Run,
+        view: LiveView | None = None,
+        task: Task | None = None,
+        rewards: Sequence[Reward] | None = None,
+    ):
+        """`task` and `rewards` take the place of those that the settings name."""
         self.config = config = choose_workers(resolve(config))
         self.run, self.view = run, view or LiveView(config, quiet=True)
         self.interrupted = False
         newest = run.newest_checkpoint()
         source = str(newest) if newest else config.model.path
         self.tokenizer = load_tokenizer(source)
-        style = choose_style(
-            config.task.style, read_config(find_model(source)).hf, bool(self.tokenizer.hf.chat_template)
-        )
-        self.task = make_task(config.task, config.seed, style)
-        functions = reward_functions(config, self.task)
+        shape = read_config(find_model(source))
+        self.plan = plan_run(config, shape, self.engines)
+        if self.plan:
+            self.config = config = filled(config, self.plan)
+            self.view.say(self.plan.line())
+        style = choose_style(config.task.style, shape.hf, bool(self.tokenizer.hf.chat_template))
+        self.task = task or make_task(config.task, config.seed, style)
+        functions = rewards or reward_functions(config, self.task)
         self.judge = Judge(functions, config.reward.workers, config.reward.timeout_s, run.folder / "rewards.log")
         try:
             self.progress = run.restore()
@@ -391,11 +406,17 @@ def reward_functions(config: Config, task: Task) -> list[tuple[str, float]]:
     return chosen or [(str(task.reward), 1.0)]
 
 
-def train(config: Config, resume: Path | None = None, view: LiveView | None = None) -> tuple[Run, list[dict[str, Any]]]:
+def train(
+    config: Config,
+    resume: Path | None = None,
+    view: LiveView | None = None,
+    task: Task | None = None,
+    rewards: Sequence[Reward] | None = None,
+) -> tuple[Run, list[dict[str, Any]]]:
     """The main job: a new run from `config`, or the rest of the run at `resume`."""
     run = Run.open(resume) if resume else Run.create(config)
     try:
-        trainer = Trainer(run.config, run, view)
+        trainer = Trainer(run.config, run, view, task, rewards)
     except UserError:
         if not resume:
             run.discard()  # nothing has happened in it yet

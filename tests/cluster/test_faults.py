@@ -47,7 +47,8 @@ def test_something_that_a_worker_finds(capsys, tmp_path):
 
 
 def test_one_worker_has_no_tail_to_train_in(capsys, tmp_path):
-    assert "there is only one" in refused(capsys, tmp_path, "cluster.workers=1", "spot.when=tail")
+    words = ["cluster.workers=1", "spot.when=tail", "model.device=cpu"]
+    assert "there is only one" in refused(capsys, tmp_path, *words)
 
 
 def test_fewer_gpus_than_workers(monkeypatch):

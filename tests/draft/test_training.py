@@ -8,15 +8,8 @@ import pytest
 import torch
 
 from paceline.draft.neural import DrafterShape, NeuralDrafter
-from paceline.draft.training import (
-    DrafterTrainer,
-    Texts,
-    TrainSettings,
-    UnrolledAttention,
-    batches,
-    read_texts,
-    unrolled_loss,
-)
+from paceline.draft.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.training import Texts, UnrolledAttention, batches, read_texts, unrolled_loss
 
 from ..conftest import tiny_model
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.learn.optimizer import AdamW
+from paceline.learn import optimizer as room
+from paceline.learn.optimizer import AdamW, by_chance
 
 
 def twin(dtype=torch.float64):
@@ -74,10 +75,71 @@ def test_state_precision_is_a_choice():
     assert not torch.equal(params["w"], reference["w"])
 
 
+def test_rounding_by_chance_is_right_on_average():
+    value = torch.tensor([1.0 + 2**-10, -3.0 - 2**-9, 2.0, 0.0, 1e-30]).repeat(20000, 1)
+    rounded = by_chance(value, torch.Generator().manual_seed(0))
+    assert torch.equal(rounded, rounded.bfloat16().float()), "bfloat16 can hold them"
+    assert torch.equal(rounded[:, 2:4], value[:, 2:4]), "what it can hold stays"
+    spread = 2**-7 / 20000**0.5
+    torch.testing.assert_close(rounded.mean(0)[:2], value[0, :2], rtol=0, atol=5 * 2 * spread)
+
+
+def test_bfloat16_moments_follow_gradients_that_become_smaller():
+    """At 0.999 a step changes the second moment by less than bfloat16 shows; to the nearest, it would stand still."""
+    optimizers = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        params = {"w": nn.Parameter(torch.zeros(64, 64))}
+        optimizers[dtype] = optimizer = AdamW(params.items(), state_dtype=dtype)
+        for step in range(1500):
+            params["w"].grad = torch.full((64, 64), 1.0 if step < 50 else 0.01)
+            optimizer.step(1e-4)
+    exact, ours = (o.square["w"].float() for o in optimizers.values())
+    nearest = torch.tensor(1.0)
+    for _ in range(100):
+        nearest = (nearest * 0.999).bfloat16().float()
+    assert nearest == 1.0, "this is what rounding to the nearest does"
+    assert exact.mean() < 0.02 and ours.mean() == pytest.approx(float(exact.mean()), rel=0.02)
+    moved = [o.parameters["w"].detach().mean() for o in optimizers.values()]
+    assert moved[1] == pytest.approx(float(moved[0]), rel=0.01)
+
+
+def test_bfloat16_moments_learn_as_well():
+    """A small network on noisy batches: the loss ends where it does with moments in float32."""
+    ends = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        teacher, student = (nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1)) for _ in range(2))
+        optimizer = AdamW(student.named_parameters(), state_dtype=dtype)
+        last = []
+        for step in range(600):
+            x = torch.randn(64, 16)
+            loss = (student(x) - teacher(x)).square().mean()
+            loss.backward()
+            optimizer.step(3e-3 * (1 - step / 600))
+            optimizer.zero_grad()
+            last.append(float(loss.detach()))
+        ends[dtype] = sum(last[-50:]) / 50
+        assert ends[dtype] < 0.1 * last[0]
+    assert ends[torch.bfloat16] < 1.1 * ends[torch.float32]
+
+
+def test_a_step_in_pieces_is_the_same_step(monkeypatch):
+    whole, cut = twin(torch.bfloat16), twin(torch.bfloat16)
+    a, b = AdamW(whole.items()), AdamW(cut.items())
+    for step in range(3):
+        grads(whole, step)
+        grads(cut, step)
+        a.step(0.01)
+        with monkeypatch.context() as patch:
+            patch.setattr(room, "PIECE", 4)
+            b.step(0.01)
+    assert all(torch.equal(whole[k], cut[k]) for k in whole)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_goes_on_from_saved_state(dtype):
     one, two = twin(dtype), twin(dtype)
-    a, b = AdamW(one.items()), AdamW(two.items())
+    a, b = (AdamW(params.items(), state_dtype=dtype) for params in (one, two))
     for step in range(5):
         grads(one, step)
         a.step(0.01)

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 
 from paceline.draft.neural import DrafterShape, NeuralDrafter
 from paceline.draft.strategy import Strategy
-from paceline.draft.training import TrainSettings, read_texts
+from paceline.draft.trainer import TrainSettings
+from paceline.draft.training import read_texts
 from paceline.model.attention import PackedAttention
 from paceline.model.decoder import Decoder
 from paceline.rollout import Engine, EngineSettings, Request, Sampling
@@ -48,7 +49,12 @@ def make_prompts(count: int, seed: int) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def policy() -> Decoder:
-    model = tiny_model(dtype=torch.float32, vocab_size=16).init_weights(0, std=0.08).requires_grad_(True)
+    return taught()
+
+
+def taught(**changes: object) -> Decoder:
+    """A policy that has learned the rule."""
+    model = tiny_model(dtype=torch.float32, vocab_size=16, **changes).init_weights(0, std=0.08).requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(300):
         texts = [follow(prompt) for prompt in make_prompts(32, seed=1000 + step)]

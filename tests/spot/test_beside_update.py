@@ -13,7 +13,7 @@ from paceline.draft.training import read_texts
 from paceline.errors import UserError
 from paceline.loop import Trainer, train
 from paceline.run import Run
-from paceline.spot.trainer import texts_of
+from paceline.spot.trainer import lay_out
 
 WORDS = [
     "steps=5", "rollout.prompts=4", "rollout.samples=4", "rollout.max_tokens=80", "task.difficulty=easy",
@@ -66,7 +66,7 @@ def test_the_learner_shows_what_the_policy_thought_before_the_update(tmp_path):
         trainer.step()
         assert len(seen) == len(spot.buffer.samples) == 8
         for sample in spot.buffer.samples:
-            texts = texts_of([sample], spot.trainer.drafter)
+            texts = lay_out([sample])
             wanted = seen[tuple(sample.tokens.tolist())]
             for name in ("tokens", "place", "features", "hidden", "learn"):
                 torch.testing.assert_close(getattr(texts, name), getattr(wanted, name))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.draft.neural import DrafterShape, NeuralDrafter
-from paceline.draft.training import TrainSettings
+from paceline.draft.trainer import TrainSettings
 from paceline.spot.buffer import SpotBuffer
 from paceline.spot.merge import contribution, merged, summed
 from paceline.spot.trainer import SpotTrainer

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.draft.neural import DrafterShape, NeuralDrafter, load_drafter, save_drafter
-from paceline.draft.training import DrafterTrainer, TrainSettings, read_texts
+from paceline.draft.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.training import read_texts
 from paceline.spot.buffer import SpotBuffer
 from paceline.spot.trainer import SpotTrainer
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from paceline.draft.neural import DrafterShape, NeuralDrafter
-from paceline.draft.training import TrainSettings, expected_accept_length, read_texts
+from paceline.draft.trainer import TrainSettings
+from paceline.draft.training import expected_accept_length, read_texts
 from paceline.spot.buffer import Sample, SpotBuffer
-from paceline.spot.trainer import SpotSettings, SpotTrainer, texts_of
+from paceline.spot.trainer import SpotSettings, SpotTrainer, lay_out
 
 from ..draft.test_training import counting_policy
 
@@ -44,7 +45,7 @@ def rounds(count: int):
 def test_what_the_buffer_gives_back_is_what_the_policy_thought(spot):
     samples = spot.buffer.samples[:5]
     again = read_texts(spot.drafter, [(s.tokens.tolist(), s.prompt) for s in samples])
-    texts = texts_of(samples, spot.drafter)
+    texts = lay_out(samples)
     for name in ("tokens", "place", "features", "hidden", "learn"):
         torch.testing.assert_close(getattr(texts, name), getattr(again, name))
 
@@ -116,15 +117,15 @@ def test_nothing_to_learn_from_ends_training_at_once():
 def test_steps_come_to_take_the_time_that_is_set(spot):
     """A machine whose clock goes by tokens: 1,000 a second, and a tenth of a second per step on top."""
     now, sizes = 0.0, []
-    step = spot._trainer.step
+    begin = spot._trainer.begin
 
     def slow(texts, progress=0.0):
         nonlocal now
         now += 0.1 + len(texts.tokens) / 1000
         sizes.append(len(texts.tokens))
-        return step(texts, progress)
+        begin(texts, progress)
 
-    spot._trainer.step, spot._clock, spot.settings = slow, lambda: now, SpotSettings(step_s=0.35)
+    spot._trainer.begin, spot._clock, spot.settings = slow, lambda: now, SpotSettings(step_s=0.35)
     spot.train(rounds(60))
     assert 180 <= sum(sizes[-10:]) / 10 <= 260, "0.35 s are 250 tokens, less what does not fit a pack"
     assert max(0.1 + n / 1000 for n in sizes[5:]) < 0.5
@@ -133,22 +134,22 @@ def test_steps_come_to_take_the_time_that_is_set(spot):
 def test_steps_do_not_shrink_where_that_saves_no_time(spot):
     """A machine that takes a fifth of a second for a step of any size, though a twentieth is asked for."""
     now, sizes = 0.0, []
-    step = spot._trainer.step
+    begin = spot._trainer.begin
 
     def slow(texts, progress=0.0):
         nonlocal now
         now += 0.2
         sizes.append(len(texts.tokens))
-        return step(texts, progress)
+        begin(texts, progress)
 
-    spot._trainer.step, spot._clock, spot.settings = slow, lambda: now, SpotSettings(step_s=0.05)
+    spot._trainer.begin, spot._clock, spot.settings = slow, lambda: now, SpotSettings(step_s=0.05)
     spot.size = 1024.0
     spot.train(rounds(40))
     assert sum(sizes[-20:]) / 20 > 500
 
 
 def test_expected_accept_length_of_a_drafter_that_knows_and_of_one_that_does_not(spot):
-    texts = texts_of(spot.buffer.samples, spot.drafter)
+    texts = lay_out(spot.buffer.samples)
     guess = 1 + sum((1 / 48) ** k for k in (1, 2, 3))
     spot.drafter.norm.data.zero_()  # every token is as likely as any other
     assert expected_accept_length(spot.drafter, texts, 3) == pytest.approx(guess, abs=0.02)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import UserError
-from paceline.tasks.countdown import LEVELS, Countdown, make_problem, reward, solves
+from paceline.tasks.countdown import LEVELS, TAIL, Countdown, make_problem, reward, solves
 from paceline.tasks.search import Searcher, full_answer
 
 
@@ -104,6 +104,27 @@ def test_traces_are_true_and_end_right(seed, level):
     found = "!" in thoughts
     assert solves(text, list(problem.numbers), problem.target) is found
     assert found or text.endswith("<answer>?</answer>")
+
+
+def test_every_step_of_the_tail_has_the_same_mix():
+    task, mixes = Countdown("tail"), []
+    for start in (0, 5, 16):
+        counts = [len(task.sample(start + i).columns["numbers"]) for i in range(len(TAIL))]
+        mixes.append(sorted(counts))
+        assert counts == [len(task.sample(start + len(TAIL) + i).columns["numbers"]) for i in range(len(TAIL))]
+    assert len(TAIL) == 16 and mixes[0] == mixes[1] == mixes[2] == [3] * 7 + [4] * 7 + [5, 6]
+
+
+def test_searching_the_tail_has_a_tail():
+    """As real reasoning: p99 at least eight times p50, and nothing beyond what a context of 9k holds."""
+    r = random.Random(1)
+    lengths = []
+    for i in range(1024):
+        problem = make_problem(TAIL[i % len(TAIL)], r)
+        lengths.append(len(full_answer(problem, Searcher.draw_patient(r, len(problem.numbers)), r)))
+    lengths.sort()
+    p50, p99 = lengths[512], lengths[1013]
+    assert p99 > 8 * p50 and 4000 < lengths[-1] < 8192
 
 
 def test_unknown_difficulty_is_said():

@@ -108,7 +108,7 @@ class Cluster:
         self.decisions, self.tokens = [], 0
         for worker in self.members:
             books.take(Joined(worker, self._lives[worker]))
-            self._send(worker, "begin", step, way)
+            self._send(worker, "begin", step, way, train)
         while True:
             for order in decide(books, train):
                 self._carry_out(order, by_id)

@@ -51,6 +51,7 @@ def make_cluster(
             source=str(state or (model.resolve() if local else model)),
             state=state,
             device=devices[worker],
+            run=folder.resolve(),
             sharing=c.workers_per_gpu if devices[worker] != "cpu" else 1,
             threads=threads,
             cores=cores[worker],

@@ -22,6 +22,8 @@ class Post:
     state: Path | None
     """A checkpoint of the run, if there is one."""
     device: str
+    run: Path | None = None
+    """The run directory, where the newest drafter is kept."""
     sharing: int = 1
     """Workers on the same device."""
     threads: int | None = None

@@ -43,7 +43,7 @@ def serve(config: Config, post: Post, inbox: Inbox, tell: Callable[[Report], Non
                 tell(Failed(*me, number, "peer", str(err)))
                 continue
             except (OSError, SafetensorError) as err:
-                if call.name != "save":
+                if call.name not in ("save", "settle"):  # which write what a run keeps
                     raise
                 tell(Failed(*me, number, "disk", str(err)))
                 continue

@@ -30,6 +30,8 @@ from paceline.observe.timeline import IDLE, TRAIN, Span
 from paceline.rollout import Completion, Engine, Request
 from paceline.rollout.differences import Difference, explain
 from paceline.rollout.stats import EngineStats, Round
+from paceline.spot.beside import FEW, BesideDecoding
+from paceline.spot.keeper import Keeper
 from paceline.spot.learning import DrafterLearning, when_to_train
 from paceline.spot.merge import contribution, merged
 from paceline.spot.state import load_training, save_training
@@ -78,12 +80,16 @@ class Worker:
         self.neural = make_drafter(self.model, config, drafter)
         self._engines: dict[str, Engine] = {}
         self.adaptive = self.engine = self._engine("adaptive")
+        self._beside: BesideDecoding | None = None
+        self._trains_beside = False
+        self._most = 0  # requests that were unfinished at once in this rollout
         self.spot = self._make_spot()
         self.training = False
         self._lesson: Lesson | None = None
         self._sums = Sums()
         self._learned: dict[str, float] = {}
         self._candidate: list[Tensor] | None = None
+        self._keeper = Keeper(post.run / DRAFTER) if post.run and self.spot else None
         self._spans: list[Span] = []
         self._rounds: list[Round] = []
         self._logs: dict[str, RoundLog] = {}
@@ -105,10 +111,10 @@ class Worker:
         when = when_to_train(self.config, neural is not None)
         if when == "off":
             return None
-        if when == "tail" and self.post.workers == 1:
+        if when == "tail" and self.post.workers == 1 and self.model.device.type != "cuda":
             raise UserError(
-                "spot.when=tail trains the drafter on workers that have run dry, but there is only one: "
-                "set cluster.workers=2 or more, or spot.when=update"
+                "spot.when=tail trains the drafter on workers that have run dry, but there is only one, and no GPU on "
+                "which it could train beside decoding: set cluster.workers=2 or more, or spot.when=update"
             )
         if neural is None:
             raise UserError(
@@ -119,6 +125,8 @@ class Worker:
         warm = self.config.speculation.drafter != "new"
         seed = self.config.seed + self.post.number
         spot = DrafterLearning(neural, config, seed, self.post.workers, warm)
+        if spot.in_tail and self.post.workers == 1 and self.model.device.type == "cuda":
+            self._beside = BesideDecoding(spot.trainer)
         self.learner.watch = spot.watch
         if self.post.state is not None:
             load_training(spot.trainer, self.post.state / DRAFTER)
@@ -135,8 +143,8 @@ class Worker:
             self._engines[name] = make_engine(self.model, config, self._decode, self.neural, self.post.sharing)
         return self._engines[name]
 
-    def begin(self, step: int, way: Way) -> None:
-        """A rollout begins."""
+    def begin(self, step: int, way: Way, train: bool = False) -> None:
+        """A rollout begins. With `train`, a worker alone on its GPU trains the drafter beside the last answers."""
         self.engine = self._engine(way.engine)
         self.engine.clear()
         self.training = False
@@ -150,6 +158,10 @@ class Worker:
         self._doing = (IDLE, time.time())
         if self.spot and self.engine is self.adaptive:
             self.spot.begin_rollout(new)
+        self._most = 0
+        self._trains_beside = train and self._beside is not None and self.engine is self.adaptive
+        if self._beside:
+            self._beside.start()
 
     def _add_span(self, span: Span) -> None:
         self._spans.append(span)
@@ -196,9 +208,11 @@ class Worker:
 
     def _decode_round(self) -> None:
         done = self.engine.step()
-        if self.spot and self.engine is self.adaptive:
+        if self.spot and self.engine is self.adaptive and not self._beside:
             for completion in done:
                 self.spot.finished(completion.request.prompt, completion.tokens)
+        if self._beside and self._trains_beside and self._is_tail():
+            self._beside.poll()
         now = time.monotonic()
         if done or now > self._word:
             self._word = now + SILENCE
@@ -206,6 +220,12 @@ class Worker:
             self.tell(Wrote(*self._me, tuple(done), self.engine.waiting, written))
         if not self.engine.unfinished:
             self._now_doing(IDLE)
+
+    def _is_tail(self) -> bool:
+        """Whether only the last few requests are running."""
+        left = self.engine.unfinished
+        self._most = max(self._most, left)
+        return 0 < left * FEW <= self._most and not self.engine.waiting
 
     def _still_there(self) -> None:
         now = time.monotonic()
@@ -226,6 +246,8 @@ class Worker:
         self._now_doing(None)
         self._logs[self._way].end()
         stats = self.engine.stats.since(self._before)
+        if self.spot and self._beside:
+            self.spot.spell += self._beside.stop()
         spell = self.spot.spell if self.spot else Spell()
         tuner = self.engine.tuner
         tuned = (tuner.explored - self._tuner_before[0], tuner.seconds - self._tuner_before[1])
@@ -235,6 +257,8 @@ class Worker:
     def clear(self) -> None:
         """Drop every request: the rollout will not be finished."""
         self.training = False
+        if self._beside:
+            self._beside.stop()
         self.engine.clear()
 
     def explain(self, pairs: list[tuple[Completion, Completion]]) -> list[Difference]:
@@ -311,6 +335,8 @@ class Worker:
         if self._candidate is not None:
             self.spot.trainer.settle(self._candidate, verdict)
             self.adaptive.tuner.renew()
+            if verdict.better and self._keeper and self.neural and self.peers.members[0] == self.post.number:
+                self._keeper.keep(self.neural)
         self._candidate = None
 
     # Coming, going, keeping
@@ -364,6 +390,8 @@ class Worker:
         """Write this worker's part of a checkpoint, the policy too if it is the first -> what its tuner knows. Can be
         repeated."""
         policy = first == self.post.number
+        if self._keeper:
+            self._keeper.wait()
         if policy:
             save_model(self.model, folder)
             if self.spot and self.neural:

@@ -11,23 +11,21 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from paceline.draft.eagle3 import WINDOW, make_config, read_eagle3, vocabulary_maps
 from paceline.errors import UserError
 from paceline.kernels.epilogue import norm_beside
 from paceline.model import fast
 from paceline.model.decoder import Attention, Decoder, Layer, rms_norm
 from paceline.model.rope import rotations
 
-ARCHITECTURE = "LlamaForCausalLMEagle3"
-WINDOW = 512
-WEIGHTS = "model.safetensors"
+WEIGHTS, HEAD = "model.safetensors", "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,8 @@ class DrafterShape:
     intermediate_size: int
     window: int = WINDOW
     """Entries that a guess looks back on."""
+    own_head: bool = False
+    """Whether it brings a head of its own, as drafters from elsewhere do, instead of the policy's."""
 
 
 class NeuralDrafter(nn.Module):
@@ -60,6 +60,8 @@ class NeuralDrafter(nn.Module):
         self.embed_norm = nn.Parameter(torch.empty(h))
         self.layer = Layer(own, c.layers, beside=h)
         self.norm = nn.Parameter(torch.empty(h))
+        guessable = c.vocab_size if vocab is None else len(vocab)
+        self.own_head = nn.Parameter(torch.empty(guessable, h)) if self.shape.own_head else None
         self.register_buffer("vocab", vocab, persistent=False)
         self.to(device=policy.device, dtype=policy.dtype)
         self._head: Tensor | None = None
@@ -110,6 +112,8 @@ class NeuralDrafter(nn.Module):
         if normed is None:
             normed = rms_norm(hidden, self.norm, self.layer.eps)
         normed = normed.to(self.policy.dtype)
+        if self.own_head is not None:
+            return torch.mm(normed, self.own_head.t())
         return self.policy.logits(normed) if self.vocab is None else torch.mm(normed, self.head().t())
 
     def head(self) -> Tensor:
@@ -125,37 +129,37 @@ class NeuralDrafter(nn.Module):
             torch.index_select(self.policy.head.weight.detach(), 0, self.vocab, out=self._head)
 
 
-def save_drafter(drafter: NeuralDrafter, folder: Path) -> None:
-    """Write a checkpoint in the form that serving engines read."""
-    folder.mkdir(parents=True, exist_ok=True)
-    c = drafter.policy.config
-    rope = {key: c.hf[key] for key in ("rope_theta", "rope_parameters", "rope_scaling") if c.hf.get(key) is not None}
-    hf = {
-        "architectures": [ARCHITECTURE],
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-        "hidden_size": c.hidden_size,
-        "intermediate_size": drafter.shape.intermediate_size,
-        "num_attention_heads": c.heads,
-        "num_key_value_heads": c.kv_heads,
-        "head_dim": c.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": c.norm_eps,
-        "vocab_size": c.vocab_size,
-        "draft_vocab_size": c.vocab_size if drafter.vocab is None else len(drafter.vocab),
-        "max_position_embeddings": c.max_positions,
-        "tie_word_embeddings": False,
-        "dtype": str(drafter.fc.dtype).removeprefix("torch."),
-        "paceline": {"window": drafter.shape.window, "feature_layers": list(drafter.tap_layers), "layers": c.layers},
-    } | rope
-    (folder / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
+class DrafterFiles(NamedTuple):
+    """What a drafter's folder holds."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def files_of(drafter: NeuralDrafter, trained: dict[str, Any] | None = None) -> DrafterFiles:
+    """A drafter as it is now, on the host, in the form that serving engines read; `trained` says what it learned
+    from."""
+    c, shape = drafter.policy.config, drafter.shape
+    guessable = c.vocab_size if drafter.vocab is None else len(drafter.vocab)
+    hf = make_config(c, shape.intermediate_size, shape.window, guessable, drafter.fc.dtype, shape.own_head)
+    if trained:
+        hf["paceline"]["trained"] = trained
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in _layout(drafter).items()}
     if drafter.vocab is not None:
-        ids = drafter.vocab.cpu()
-        tensors["d2t"] = ids - torch.arange(len(ids))
-        tensors["t2d"] = torch.zeros(c.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
-        tensors["lm_head.weight"] = drafter.head().cpu().contiguous()
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        tensors |= vocabulary_maps(drafter.vocab, c.vocab_size)
+    if drafter.vocab is not None and not shape.own_head:
+        tensors[HEAD] = drafter.head().to("cpu", copy=True).contiguous()
+    return DrafterFiles(hf, tensors)
+
+
+def write_files(files: DrafterFiles, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(files.config, indent=2) + "\n")
+    save_file(files.tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def save_drafter(drafter: NeuralDrafter, folder: Path, trained: dict[str, Any] | None = None) -> None:
+    write_files(files_of(drafter, trained), folder)
 
 
 def new_drafter(policy: Decoder, window: int, seed: int, vocab: Tensor | None = None) -> NeuralDrafter:
@@ -164,57 +168,28 @@ def new_drafter(policy: Decoder, window: int, seed: int, vocab: Tensor | None = 
     return NeuralDrafter(policy, shape, vocab).init_weights(seed)
 
 
+@torch.no_grad()
 def load_drafter(folder: Path, policy: Decoder) -> NeuralDrafter:
-    """A drafter for `policy`; refuses one that was made for another."""
-    hf = _read_config(folder)
-    c, own = policy.config, hf.get("paceline", {})
-    for name, mine in (
-        ("hidden_size", c.hidden_size),
-        ("vocab_size", c.vocab_size),
-        ("num_attention_heads", c.heads),
-        ("num_key_value_heads", c.kv_heads),
-    ):
-        if hf.get(name) != mine:
-            raise UserError(f"the drafter at {folder} has {name} {hf.get(name)}, but the policy has {mine}; {_RETRAIN}")
-    taps = own.get("feature_layers", list(c.tap_layers))
-    if tuple(taps) != c.tap_layers or own.get("layers", c.layers) != c.layers:
-        raise UserError(
-            f"the drafter at {folder} was trained on features from layers {taps} of {own.get('layers', '?')}, "
-            f"but the policy gives {list(c.tap_layers)} of {c.layers}; {_RETRAIN}"
-        )
-    shape = DrafterShape(hf["intermediate_size"], min(own.get("window", WINDOW), c.max_positions))
-    try:
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, FileNotFoundError) as err:
-        raise UserError(f"{folder / WEIGHTS} cannot be read as safetensors ({err}); is the copy complete?") from err
-    ids = tensors["d2t"] + torch.arange(len(tensors["d2t"])) if "d2t" in tensors else None
-    drafter = NeuralDrafter(policy, shape, ids)
-    for name, target in _layout(drafter).items():
+    """A drafter for `policy`, from Paceline or in the EAGLE-3 form from elsewhere; refuses one made for another."""
+    found = read_eagle3(folder)
+    c = policy.config
+    found.check(c)
+    head = policy.head.weight if found.vocab is None else policy.head.weight[found.vocab.to(policy.device)]
+    own = found.own_head(head)
+    tensors = found.tensors | ({HEAD: own} if own is not None else {})
+    shape = DrafterShape(found.hf["intermediate_size"], min(found.window, c.max_positions), own is not None)
+    drafter = NeuralDrafter(policy, shape, found.vocab)
+    wanted = _layout(drafter)
+    for name in tensors.keys() - wanted.keys():
+        raise UserError(f"the drafter at {folder} has the tensor {name}, which drafters here do not have")
+    for name, target in wanted.items():
         if name not in tensors:
             raise UserError(f"the drafter at {folder} lacks the tensor {name}")
         if tensors[name].shape != target.shape:
             have, want = list(tensors[name].shape), list(target.shape)
             raise UserError(f"tensor {name} of the drafter at {folder} has shape {have}, but the policy needs {want}")
-        with torch.no_grad():
-            target.copy_(tensors[name])
+        target.copy_(tensors[name])
     return drafter
-
-
-_RETRAIN = "train one for this policy with `paceline draft train`"
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    try:
-        hf: dict[str, Any] = json.loads(file.read_text())
-    except FileNotFoundError as err:
-        raise UserError(f"no drafter at {folder}: there is no config.json; {_RETRAIN}") from err
-    except (json.JSONDecodeError, UnicodeDecodeError) as err:
-        raise UserError(f"{file} is not valid JSON: {err}") from err
-    if ARCHITECTURE not in hf.get("architectures", []):
-        raise UserError(f"{folder} holds {hf.get('architectures')}, not a drafter ({ARCHITECTURE}); {_RETRAIN}")
-    return hf
 
 
 def _layout(drafter: NeuralDrafter) -> dict[str, Tensor]:
@@ -223,7 +198,8 @@ def _layout(drafter: NeuralDrafter) -> dict[str, Tensor]:
     c = drafter.policy.config
     q, k, v = layer.qkv.split((c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim))
     gate, up = layer.gate_up.chunk(2)
-    return {
+    head = {} if drafter.own_head is None else {HEAD: drafter.own_head}
+    return head | {
         "fc.weight": drafter.fc,
         "midlayer.input_layernorm.weight": drafter.embed_norm,
         "midlayer.hidden_norm.weight": layer.input_norm,

@@ -8,10 +8,9 @@ stand for its own guesses on the way.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +34,9 @@ class Texts:
     features: Tensor  # [N, 3 * hidden] of each token
     hidden: Tensor  # [N, hidden] of each token, from which the policy draws the next
     learn: Tensor  # bool [N] whether the token behind is part of an answer
+
+    def to(self, device: torch.device) -> Texts:
+        return Texts(**{name: t.to(device, non_blocking=True) for name, t in vars(self).items()})
 
 
 @torch.no_grad()
@@ -109,158 +111,69 @@ def _back(x: Tensor, places: int) -> Tensor:
     return x if places == 0 else F.pad(x, (0, 0) * (x.dim() - 1) + (places, 0))[: len(x)]
 
 
-def _unroll(drafter: NeuralDrafter, texts: Texts, runs: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For each guess in a row: the places [N] at which it counts, and there the drafter's logits and the policy's
+def _unroll(drafter: NeuralDrafter, texts: Texts, runs: int, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For each guess in a row, at the places `rows` [M]: whether it counts [M], the drafter's logits and the policy's
     probabilities."""
     policy, dtype = drafter.policy, drafter.fc.dtype
     attention = UnrolledAttention(texts.place, drafter.shape.window)
     hidden = drafter.fuse(_back(texts.features, 1).masked_fill(texts.place[:, None] == 0, 0).to(dtype))
+    learn, place = texts.learn[rows], texts.place[rows]
     with torch.no_grad():
-        wanted = policy.logits(texts.hidden).float()
+        wanted = policy.logits(texts.hidden[rows]).float()
         if drafter.vocab is not None:
             wanted = wanted[:, drafter.vocab]
         target = wanted.softmax(-1)
     for run in range(runs):
         out = drafter(texts.tokens, hidden, texts.place, attention)
-        counts = texts.learn & (texts.place >= run)
-        yield counts, drafter.logits(out[counts]).float(), target[counts]
+        yield (learn & (place >= run)).float(), drafter.logits(out[rows]).float(), target
         hidden = _back(out, 1)
 
 
 def unrolled_loss(
-    drafter: NeuralDrafter, texts: Texts, runs: int, loss: Loss, discount: float = 0.9
-) -> tuple[Tensor, list[float]]:
-    """The loss over `runs` guesses in a row, and for each how often the likeliest token is the policy's likeliest."""
-    total, weight = torch.zeros((), device=texts.tokens.device), 0.0
+    drafter: NeuralDrafter, texts: Texts, runs: int, loss: Loss, rows: Tensor | None = None, discount: float = 0.9
+) -> tuple[Tensor, Tensor]:
+    """The loss over `runs` guesses in a row, and for each how often the likeliest token is the policy's likeliest.
+    Only places where something is learned are looked at; `rows` names more of them, where their number must be known
+    before they are."""
+    if rows is None:
+        rows = texts.learn.nonzero()[:, 0]
+    total, weight = (torch.zeros((), device=texts.tokens.device) for _ in range(2))
     agree = []
-    for run, (_, logits, target) in enumerate(_unroll(drafter, texts, runs)):
-        if not len(logits):  # all texts are shorter than that
-            break
-        total, weight = total + discount**run * _distance(logits, target, loss), weight + discount**run
-        agree.append(float((logits.argmax(-1) == target.argmax(-1)).float().mean()))
-    return total / weight, agree
+    for run, (counts, logits, target) in enumerate(_unroll(drafter, texts, runs, rows)):
+        count = counts.sum()
+        share = counts / count.clamp(min=1.0)
+        total = total + discount**run * (share * _distance(logits, target, loss)).sum()
+        weight = weight + discount**run * (count > 0)  # texts may all be shorter than that
+        agree.append((share * (logits.argmax(-1) == target.argmax(-1))).sum().detach())
+    return total / weight, torch.stack(agree)
 
 
 @torch.no_grad()
 def expected_accept_length(drafter: NeuralDrafter, texts: Texts, runs: int) -> float:
     """Tokens per check with chains of `runs` guesses, if guesses are accepted as often as the best possible test does:
     what decides between two drafters without decoding anything."""
-    starts, written = 0.0, 0.0
-    alive = torch.zeros(len(texts.tokens), device=texts.tokens.device)
-    for run, (counts, logits, target) in enumerate(_unroll(drafter, texts, runs)):
+    rows = texts.learn.nonzero()[:, 0]
+    written, alive = (torch.zeros(len(texts.tokens), device=texts.tokens.device) for _ in range(2))
+    for run, (counts, logits, target) in enumerate(_unroll(drafter, texts, runs, rows)):
         holds = torch.zeros_like(alive)
-        holds[counts] = torch.minimum(logits.softmax(-1), target).sum(-1)
+        holds[rows] = counts * torch.minimum(logits.softmax(-1), target).sum(-1)
         # A guess is reached if the one before it, one place back, held; none follows the end of a text.
         alive = holds if run == 0 else _back(alive, 1) * holds
-        starts = starts or float(counts.sum())
-        written += float(alive.sum())
-    return 1.0 + written / max(1.0, starts)
+        written += alive
+    return 1.0 + float(written.sum()) / max(1, len(rows))
 
 
 def _distance(logits: Tensor, target: Tensor, loss: Loss) -> Tensor:
-    """soft: cross-entropy with the policy's distribution. overlap: -log of the probability that a guess is accepted by
-    the best possible test, the sum of the smaller of the two probabilities."""
+    """[N] soft: cross-entropy with the policy's distribution. overlap: -log of the probability that a guess is accepted
+    by the best possible test, the sum of the smaller of the two probabilities."""
     if loss == "soft":
-        return -(target * logits.log_softmax(-1)).sum(-1).mean()
-    return -torch.minimum(logits.softmax(-1), target).sum(-1).clamp(min=1e-6).log().mean()
+        return -(target * logits.log_softmax(-1)).sum(-1)
+    return -torch.minimum(logits.softmax(-1), target).sum(-1).clamp(min=1e-6).log()
 
 
 def suitable_rate(policy: Decoder) -> float:
     """A learning rate for a drafter of this policy: wide layers take smaller steps."""
     return 2e-3 * min(1.0, 384 / policy.config.hidden_size)
-
-
-@dataclass
-class TrainSettings:
-    lr: float = 2e-3
-    batch_tokens: int = 8192
-    runs: int = 5
-    loss: Loss = "soft"
-    warmup: int = 20
-
-
-class DrafterTrainer:
-    """AdamW on a copy of the drafter, in the policy's precision with float32 masters; `publish` writes it back."""
-
-    def __init__(self, drafter: NeuralDrafter, settings: TrainSettings):
-        self.drafter, self.settings = drafter, settings
-        self.copy = copy_of(drafter).requires_grad_(True)
-        self.masters = [p.detach().float() for p in self.copy.parameters()]  # the weights themselves, if float32
-        self.optimizer = torch.optim.AdamW(self.masters, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
-        self.steps = 0
-
-    def step(self, texts: Texts, progress: float = 0.0) -> tuple[float, list[float]]:
-        """One update on these texts; `progress` from 0 to 1 lowers the rate. What is not finite changes nothing."""
-        s = self.settings
-        rate = s.lr * min(1.0, (self.steps + 1) / s.warmup) * (1.0 - 0.9 * progress)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        with torch.enable_grad():
-            loss, agree = unrolled_loss(self.copy, texts, s.runs, s.loss)
-            loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.copy.parameters(), 1.0)
-        value = float(loss.detach())
-        if math.isfinite(value) and math.isfinite(float(norm)):
-            self._update()
-            self.steps += 1
-        self.copy.zero_grad()
-        return value, agree
-
-    @torch.no_grad()
-    def _update(self) -> None:
-        for weight, master in zip(self.copy.parameters(), self.masters, strict=True):
-            master.grad = None if weight.grad is None else weight.grad.float()
-        self.optimizer.step()
-        self._follow()
-
-    def _follow(self) -> None:
-        """The masters have changed: so does the copy."""
-        for weight, master in zip(self.copy.parameters(), self.masters, strict=True):
-            weight.copy_(master)
-
-    @torch.no_grad()
-    def replace(self, weights: Sequence[Tensor]) -> None:
-        """Go on from these weights; the optimizer keeps what it knows."""
-        for master, weight in zip(self.masters, weights, strict=True):
-            master.copy_(weight)
-        self._follow()
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that training goes on with: tensors by name, and plain values."""
-        tensors: dict[str, Tensor] = {}
-        for (name, _), master in zip(self.copy.named_parameters(), self.masters, strict=True):
-            moments = self.optimizer.state.get(master, {})
-            tensors |= {f"{part}.{name}": tensor for part, tensor in {"master": master, **moments}.items()}
-        return tensors, {"steps": self.steps}
-
-    @torch.no_grad()
-    def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        masters = [tensors[f"master.{name}"] for name, _ in self.copy.named_parameters()]
-        for (name, _), own, kept in zip(self.copy.named_parameters(), self.masters, masters, strict=True):
-            if own.shape != kept.shape:
-                raise ValueError(f"tensor {name} has shape {list(kept.shape)}, but the drafter has {list(own.shape)}")
-        self.replace(masters)
-        self.optimizer.state.clear()
-        for (name, _), master in zip(self.copy.named_parameters(), self.masters, strict=True):
-            if f"step.{name}" in tensors:
-                moments = {p: tensors[f"{p}.{name}"].to(master.device, copy=True) for p in ("exp_avg", "exp_avg_sq")}
-                # AdamW counts on the host.
-                self.optimizer.state[master] = {"step": tensors[f"step.{name}"].to("cpu", copy=True), **moments}
-        self.steps = values["steps"]
-
-    @torch.no_grad()
-    def publish(self) -> None:
-        for mine, trained in zip(self.drafter.parameters(), self.copy.parameters(), strict=True):
-            mine.copy_(trained)
-
-
-@torch.no_grad()
-def copy_of(drafter: NeuralDrafter, weights: Sequence[Tensor] | None = None) -> NeuralDrafter:
-    """Another drafter of the same policy, with the same weights or with these."""
-    copy = NeuralDrafter(drafter.policy, drafter.shape, drafter.vocab)
-    for own, weight in zip(copy.parameters(), weights or list(drafter.parameters()), strict=True):
-        own.copy_(weight)
-    return copy
 
 
 def batches(

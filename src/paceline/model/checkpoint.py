@@ -1,6 +1,6 @@
 """Checkpoints in Hugging Face form: read from a folder or a hub id, written so that `transformers` loads them.
 
-Inside, q/k/v and gate/up are fused; outside they have their usual names. `_layout` is the one place that knows both.
+Inside, q/k/v and gate/up are fused; outside they have their usual names. `layout` is the one place that knows both.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def load_model(path: str, dtype: str = "auto", device: str | torch.device = "cpu
     folder = find_model(path)
     config = read_config(folder)
     device = torch.device(device)
-    files = _weight_files(folder)
+    files = weight_files(folder)
     with torch.device("meta"):
         model = Decoder(config)
     model = model.to(as_dtype(dtype, device)).to_empty(device=device)
@@ -74,7 +74,7 @@ def load_model(path: str, dtype: str = "auto", device: str | torch.device = "cpu
 
 @torch.no_grad()
 def _fill(model: Decoder, files: list[Path], folder: Path) -> None:
-    wanted = dict(_layout(model))
+    wanted = dict(layout(model))
     for file in files:
         try:
             with safe_open(file, framework="pt", device=str(model.device)) as tensors:
@@ -125,7 +125,7 @@ def _write(tensors: dict[str, Tensor], file: Path) -> None:
 def _shards(model: Decoder, limit: int) -> list[dict[str, Tensor]]:
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
-    for name, tensor in _layout(model):
+    for name, tensor in layout(model):
         nbytes = tensor.numel() * tensor.element_size()
         if shards[-1] and size + nbytes > limit:
             shards.append({})
@@ -135,7 +135,7 @@ def _shards(model: Decoder, limit: int) -> list[dict[str, Tensor]]:
     return shards
 
 
-def _layout(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+def layout(model: Decoder) -> Iterator[tuple[str, Tensor]]:
     """Hugging Face names and the tensors, or parts of fused tensors, that hold them here."""
     c = model.config
     qkv = (c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim)
@@ -164,7 +164,8 @@ def _layout(model: Decoder) -> Iterator[tuple[str, Tensor]]:
         yield "lm_head.weight", model.head.weight
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model, in order."""
     index = folder / INDEX
     if index.is_file():
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))

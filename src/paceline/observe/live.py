@@ -68,6 +68,9 @@ class LiveView:
     def note(self, text: str) -> None:
         self.console.print(Text.assemble(("note ", "yellow"), text), soft_wrap=True)
 
+    def say(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True, markup=False)
+
     def rollout_started(self, step: int, requests: int) -> None:
         self._requests, self._rollout_started = requests, time.perf_counter()
         self._tokens_before = -1

@@ -6,11 +6,13 @@ import copy
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.kernels.noise import gumbel, position_keys, request_key
 from paceline.model.attention import PackedAttention
-from paceline.model.decoder import Decoder
+from paceline.model.decoder import Decoder, rms_norm
+from paceline.model.rope import rotation_constants, rotations
 from paceline.rollout.request import Completion
 
 WIDER = {torch.bfloat16: torch.float32, torch.float32: torch.float64, torch.float64: torch.float64}
@@ -36,16 +38,15 @@ def explain(model: Decoder, pairs: list[tuple[Completion, Completion]]) -> list[
     together than twice that: each of the two may have been moved."""
     if not pairs:
         return []
-    wide = copy.deepcopy(model).to(WIDER[model.dtype])
-    return [_explain(model, wide, a, b) for a, b in pairs]
+    return [_explain(model, a, b) for a, b in pairs]
 
 
-def _explain(model: Decoder, wide: Decoder, a: Completion, b: Completion) -> Difference:
+def _explain(model: Decoder, a: Completion, b: Completion) -> Difference:
     shared = next((i for i, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=False)) if x != y), None)
     if shared is None:
         raise AssertionError(f"request {a.request.id} ended differently after the same tokens")
     tokens = [*a.request.prompt, *a.tokens[:shared]]
-    exact = _latest_logits(wide, tokens)
+    exact = _exact_logits(model, tokens)
     temperature = a.request.sampling.temperature
     rounding = float((exact - _latest_logits(model, tokens)).abs().max()) / (temperature or 1.0)
     scores = exact[-1] / (temperature or 1.0)
@@ -63,3 +64,17 @@ def _latest_logits(model: Decoder, tokens: list[int]) -> Tensor:
     attention = PackedAttention([len(tokens)], model.device)
     hidden, _ = model(torch.tensor(tokens, device=model.device), attention.positions(), attention)
     return model.logits(hidden[-LATEST:]).double()
+
+
+@torch.no_grad()
+def _exact_logits(model: Decoder, tokens: list[int]) -> Tensor:
+    """The same in the wider precision. One layer is widened at a time: beside a learner there is no room for two
+    models."""
+    wide, c, device = WIDER[model.dtype], model.config, model.device
+    attention = PackedAttention([len(tokens)], device)
+    turned = rotations(attention.positions(), *rotation_constants(c.rope, c.head_dim, device, wide), wide)
+    x = model.embed(torch.tensor(tokens, device=device)).to(wide)
+    for layer in model.layers:
+        x = copy.deepcopy(layer).to(wide).forward(x, *turned, attention)
+    hidden = rms_norm(x[-LATEST:], model.norm.to(wide), c.norm_eps)
+    return F.linear(hidden, model.head.weight.to(wide)).double()

@@ -18,6 +18,9 @@ class GraphPool:
         self.captured = 0
         self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
         self._memory = torch.cuda.graph_pool_handle()
+        # What is captured on a stream keeps its priority: where the drafter is trained beside it, decoding goes first.
+        # One for all graphs, because memory of the pool is used again on the same stream only.
+        self._urgent = torch.cuda.Stream(priority=-1)
 
     def run(self, key: object, work: Work) -> tuple[Tensor, ...]:
         if key not in self._graphs:
@@ -37,7 +40,8 @@ class GraphPool:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.empty_cache()  # as a capture does when it begins, which would hide what it takes
         before = torch.cuda.memory_reserved()
-        with torch.cuda.graph(graph, pool=self._memory):
+        # Other threads may use the device meanwhile.
+        with torch.cuda.graph(graph, pool=self._memory, stream=self._urgent, capture_error_mode="thread_local"):
             output = work()
         self.memory_bytes += max(0, torch.cuda.memory_reserved() - before)
         self.captured += 1

@@ -16,12 +16,15 @@ from torch import Tensor
 
 from paceline.config import Config, SpotConfig
 from paceline.draft.neural import NeuralDrafter
-from paceline.draft.training import TrainSettings, read_texts, suitable_rate
+from paceline.draft.trainer import TrainSettings
+from paceline.draft.training import read_texts, suitable_rate
 from paceline.spot.buffer import Sample, SpotBuffer
 from paceline.spot.trainer import Spell, SpotSettings, SpotTrainer
 
 JUDGED, LITTLE = 4096, 512  # tokens that all judge by together, and each at least
-GENTLE = 0.25  # of the learning rate, for a drafter that is good already
+GENTLE = 0.1  # of the learning rate, for a drafter that is good already: what its training ended with
+ANNEAL = 500  # steps after which a new one's rate is about half of what it was
+READ_AT_ONCE = 4096  # tokens, on a GPU, where a few take as long as that
 READ_EVERY = 4  # steps: a tail may be short, and there is much to learn from what was read already
 
 
@@ -31,7 +34,11 @@ class DrafterLearning:
         self.config = config
         self.buffer = SpotBuffer(int(config.buffer_mb * 2**20))
         rate = config.drafter_lr or suitable_rate(drafter.policy) * (GENTLE if warm else 1.0)
-        settings = SpotSettings(step_s=config.step_ms / 1e3, judge_tokens=max(LITTLE, JUDGED // workers))
+        settings = SpotSettings(
+            step_s=config.step_ms / 1e3,
+            judge_tokens=max(LITTLE, JUDGED // workers),
+            anneal=None if warm else ANNEAL,
+        )
         self.trainer = SpotTrainer(drafter, self.buffer, TrainSettings(lr=rate, loss=config.loss), settings, seed)
         self.spell = Spell()
         """What was trained since the rollout began."""
@@ -76,7 +83,8 @@ class DrafterLearning:
         """The longest first: they are what the tail is made of."""
         self._unread.sort(key=lambda text: len(text[0]))
         some = [self._unread.pop()]
-        while self._unread and sum(len(t) for t, _ in some) + len(self._unread[-1][0]) <= self.trainer.size:
+        most = max(self.trainer.size, READ_AT_ONCE if self.trainer.drafter.fc.is_cuda else 0)
+        while self._unread and sum(len(t) for t, _ in some) + len(self._unread[-1][0]) <= most:
             some.append(self._unread.pop())
         started = time.perf_counter()
         texts = read_texts(self.trainer.drafter, some)

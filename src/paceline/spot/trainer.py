@@ -6,6 +6,7 @@ time on this machine, which is measured. Some answers are never trained on; they
 
 from __future__ import annotations
 
+import math
 import random
 import time
 import zlib
@@ -16,21 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.draft.gradients import SMALLEST, size_of
 from paceline.draft.neural import NeuralDrafter
-from paceline.draft.training import (
-    DrafterTrainer,
-    Texts,
-    TrainSettings,
-    batches,
-    before_answers,
-    copy_of,
-    expected_accept_length,
-)
+from paceline.draft.trainer import DrafterTrainer, TrainSettings, copy_of
+from paceline.draft.training import Texts, batches, before_answers, expected_accept_length
 from paceline.spot.buffer import Sample, SpotBuffer
 from paceline.spot.merge import contribution, merged
 from paceline.spot.verdict import Verdict
 
-LEAST, MOST = 128, 16384  # tokens of a step
+LEAST, MOST = 128, 4096  # tokens of a step: from there on, more steps teach more than larger ones
 AGAIN = 50  # steps
 FIRST, FIRST_GPU = 128, 2048  # tokens of the very first one
 MUCH = 0.03  # of the expected tokens per check: what is worse by more has gone astray
@@ -44,6 +39,8 @@ class SpotSettings:
     """One answer in so many is kept for the decision to publish."""
     judge_tokens: int = 4096
     """Most tokens of those that are looked at."""
+    anneal: int | None = None
+    """Steps after which the learning rate is about half; it falls to a tenth. None leaves it as it is."""
 
 
 @dataclass
@@ -83,13 +80,21 @@ class SpotTrainer:
         self.version = 0
         self._training = training or TrainSettings()
         self._dice, self._clock = random.Random(seed), clock
-        self._trainer = DrafterTrainer(drafter, self._training)
-        self.size = float(FIRST_GPU if drafter.fc.is_cuda else FIRST)
+        self._pins = drafter.fc.is_cuda
+        self._begin_anew()
+        self.size = float(FIRST_GPU if self._pins else FIRST)
         """Tokens of the next step."""
-        self._least = float(LEAST)
+        self._least = self._smallest = float(SMALLEST if self._pins else LEAST)
         self._last = (0, 0.0)  # tokens and seconds of the last step
         self.tokens = 0
         """Tokens trained on since the last version."""
+        self._age = 0  # steps that were ever made
+        self._begun = 0  # tokens of the step that was begun
+
+    def _begin_anew(self) -> None:
+        """From the drafter that guesses."""
+        self._trainer = DrafterTrainer(self.drafter, self._training)
+        self._known: set[int] = set()  # sizes of which there was a step: the first of each captures a graph
 
     @property
     def weights(self) -> list[Tensor]:
@@ -109,25 +114,51 @@ class SpotTrainer:
     def steps(self) -> Iterator[Spell]:
         """Steps over what the buffer holds now and the policy thinks now, again and again, each made when it is asked
         for; none if there is nothing to learn from."""
+        for pack in self.packs():
+            started, known = self._clock(), self._knows(pack)
+            self.begin(lay_out(pack, self._pins))
+            spell = self.end()
+            spell.seconds = self._clock() - started
+            if known and spell.tokens > self.size / 2:  # what is left over at the end says little
+                self._resize(spell.tokens, spell.seconds)
+            yield spell
+
+    def packs(self) -> Iterator[list[Sample]]:
+        """What the buffer holds now, but for what is held out, in parts of the size of a step, again and again."""
         self._trainer.copy.refresh()
         samples = [s for s in self.buffer.samples if not self._is_held_out(s)]
         while samples:
             for pack in batches(samples, int(self.size), self._dice.shuffle, len):
-                yield self._step(pack)
+                # A long answer is cut to the size of a step, or it would make one of its own length.
+                yield [s if len(s) <= self.size else s.first(max(s.prompt + 1, int(self.size))) for s in pack]
 
-    def _step(self, pack: list[Sample]) -> Spell:
-        started = self._clock()
+    def _knows(self, pack: list[Sample]) -> bool:
+        """Whether there was a step of this size: on a GPU the first captures a graph, and says nothing about others."""
+        size = size_of(sum(map(len, pack))) if self._pins else 0
+        known = not self._pins or size in self._known
+        self._known.add(size)
+        return known
+
+    def begin(self, texts: Texts) -> None:
+        """The first half of a step, on texts that lie on the host."""
+        anneal = self.settings.anneal
+        self._begun = len(texts.tokens)
+        self._trainer.begin(texts, 1 - anneal / (anneal + self._age) if anneal else 0.0)
+
+    @property
+    def computed(self) -> bool:
+        """Whether `end` has nothing to wait for."""
+        return self._trainer.computed
+
+    def end(self) -> Spell:
+        """The second half."""
         before = self._trainer.steps
-        # A long answer is cut to the size of a step, or it would make one of its own length.
-        pack = [s if len(s) <= self.size else s.first(max(s.prompt + 1, int(self.size))) for s in pack]
-        loss, _ = self._trainer.step(texts_of(pack, self.drafter))
-        seconds, tokens = self._clock() - started, sum(map(len, pack))
-        if tokens > self.size / 2:  # what is left over at the end says little
-            self._resize(tokens, seconds)
+        loss, _ = self._trainer.end()
         if self._trainer.steps == before:
-            return Spell(tokens=tokens, seconds=seconds, thrown_away=1)
-        self.tokens += tokens
-        return Spell(1, tokens, seconds, loss)
+            return Spell(tokens=self._begun, thrown_away=1)
+        self.tokens += self._begun
+        self._age += 1
+        return Spell(1, self._begun, loss=loss)
 
     def _resize(self, tokens: int, seconds: float) -> None:
         """Towards the set time, by at most a factor of two at once, because the first steps are slow for other reasons;
@@ -135,12 +166,14 @@ class SpotTrainer:
         That is looked at again from time to time."""
         before, took = self._last
         if self._trainer.steps % AGAIN == 0:
-            self._least = float(LEAST)
+            self._least = self._smallest
         if tokens <= 0.7 * before and took >= seconds > 0.8 * took:
             self._least = max(self._least, min(before, MOST))
         self._last = (tokens, seconds)
         wanted = tokens * self.settings.step_s / max(seconds, 1e-9)
         self.size = min(MOST, max(self._least, self.size / 2, min(wanted, 2 * self.size)))
+        if self._pins:  # graphs come in powers of two
+            self.size = 2.0 ** int(math.log2(self.size))
 
     def judge(self) -> Verdict:
         """The published drafter against the one in training."""
@@ -156,7 +189,7 @@ class SpotTrainer:
                 tokens += len(sample)
         if not held_out:
             return Verdict(0.0, 0.0, 0)
-        texts, runs = texts_of(held_out, self.drafter), self._training.runs
+        texts, runs = lay_out(held_out, self._pins).to(self.drafter.fc.device), self._training.runs
         before, after = (
             expected_accept_length(drafter, texts, runs) for drafter in (self.drafter, copy_of(self.drafter, weights))
         )
@@ -170,7 +203,7 @@ class SpotTrainer:
             self._trainer.publish()
             self.version += 1
         elif self.tokens:
-            self._trainer = DrafterTrainer(self.drafter, self._training)
+            self._begin_anew()
         self.tokens = 0
 
     def settle(self, candidate: list[Tensor], verdict: Verdict) -> None:
@@ -183,7 +216,7 @@ class SpotTrainer:
 
     def restart(self, version: int) -> None:
         """The drafter is another one now: begin anew from it."""
-        self._trainer = DrafterTrainer(self.drafter, self._training)
+        self._begin_anew()
         self.version, self.tokens = version, 0
 
     def publish(self) -> Verdict | None:
@@ -212,6 +245,7 @@ class SpotTrainer:
             "version": self.version,
             "tokens": self.tokens,
             "size": self.size,
+            "age": self._age,
             "dice": [version, list(numbers), gauss],
             "seen": self.buffer.seen,
         }
@@ -219,6 +253,7 @@ class SpotTrainer:
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         self._trainer.load(tensors, values["trainer"])
         self.version, self.tokens, self.size = values["version"], values["tokens"], values["size"]
+        self._age = values["age"]
         version, numbers, gauss = values["dice"]
         self._dice.setstate((version, tuple(numbers), gauss))
         self.buffer.seen = values["seen"]
@@ -227,14 +262,18 @@ class SpotTrainer:
         return zlib.crc32(sample.tokens.numpy().tobytes()) % self.settings.held_out == 0
 
 
-def texts_of(samples: list[Sample], drafter: NeuralDrafter) -> Texts:
-    """Samples end to end, on the drafter's device."""
-    device = drafter.fc.device
-    learn = before_answers([len(s) for s in samples], [s.prompt for s in samples])
+def lay_out(samples: list[Sample], pin: bool = False) -> Texts:
+    """Samples end to end, on the host; pinned there, so that a GPU fetches them by itself."""
+    count = sum(map(len, samples))
+
+    def joined(parts: list[Tensor]) -> Tensor:
+        room = torch.empty(count, *parts[0].shape[1:], dtype=parts[0].dtype, pin_memory=pin)
+        return torch.cat(parts, out=room)
+
     return Texts(
-        tokens=torch.cat([s.tokens for s in samples]).long().to(device),
-        place=torch.cat([torch.arange(len(s)) for s in samples]).to(device),
-        features=torch.cat([s.features for s in samples]).to(device),
-        hidden=torch.cat([s.hidden for s in samples]).to(device),
-        learn=learn.to(device),
+        tokens=joined([s.tokens.long() for s in samples]),
+        place=joined([torch.arange(len(s)) for s in samples]),
+        features=joined([s.features for s in samples]),
+        hidden=joined([s.hidden for s in samples]),
+        learn=before_answers([len(s) for s in samples], [s.prompt for s in samples]),
     )

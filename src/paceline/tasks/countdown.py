@@ -34,6 +34,11 @@ LEVELS = {
     "hard": Level((4,), 50, (100, 500)),
     "expert": Level((5, 6), 99, (100, 999)),
 }
+# Mostly quick, now and then very long: a step of 16 prompts has one problem that hardly any search solves.
+_QUICK = (LEVELS["easy"], LEVELS["medium"]) * 3 + (LEVELS["easy"],)
+TAIL = (*_QUICK, Level((5,), 99, (100, 999)), LEVELS["medium"], *_QUICK[:6], Level((6,), 99, (200, 999)))
+CYCLES = {name: (level,) for name, level in LEVELS.items()} | {"tail": TAIL}
+"""The levels of each difficulty, one problem after the other: all stretches of that length are of the same mix."""
 
 CHAT = (
     "Using each of the numbers {numbers} exactly once, and only + - * / and parentheses, write an expression that "
@@ -54,15 +59,16 @@ class Countdown:
     reward = "countdown"
 
     def __init__(self, difficulty: str = "medium", style: Style = "search", seed: int = 0, problems: int | None = None):
-        if difficulty not in LEVELS:
-            raise UserError(f"task.difficulty = '{difficulty}' is none of {', '.join(LEVELS)}")
-        self.level, self.style = LEVELS[difficulty], style
+        if difficulty not in CYCLES:
+            raise UserError(f"task.difficulty = '{difficulty}' is none of {', '.join(CYCLES)}")
+        self.levels, self.style = CYCLES[difficulty], style
         self.seed = mix_seed(seed, "countdown", difficulty)
         self.order = Order(problems, self.seed) if problems else None
 
     def sample(self, index: int) -> Sample:
         which = self.order.at(index) if self.order else index
-        problem = make_problem(self.level, random.Random(mix_seed(self.seed, which)))
+        level = self.levels[which % len(self.levels)]
+        problem = make_problem(level, random.Random(mix_seed(self.seed, which)))
         columns = {"numbers": list(problem.numbers), "target": problem.target}
         return Sample(index, prompt_of(problem, self.style), columns)
 

@@ -41,21 +41,25 @@ class Job:
 
 
 class Judge:
-    """Hand in answers, collect verdicts. `functions` are (name, weight) pairs as in the settings."""
+    """Hand in answers, collect verdicts. `functions` are (name, weight) pairs as in the settings, or rewards that are
+    there already; those run in this process, because no other could import them."""
 
     def __init__(
         self,
-        functions: Sequence[tuple[str, float]],
+        functions: Sequence[tuple[str, float]] | Sequence[Reward],
         workers: int = 1,
         timeout_s: float = 30.0,
         log: Path | None = None,
     ):
-        self.functions = list(functions)
+        here = [f for f in functions if isinstance(f, Reward)]
+        named = [f for f in functions if not isinstance(f, Reward)]
+        self.functions = [(r.name, r.weight) for r in here] + named
+        workers = 0 if here else workers
         self.timeout_s = timeout_s
         self.seconds = 0.0
         """Time that the functions took, whoever waited for it."""
         self._waiting: deque[Job] = deque()
-        self._inline = [load_reward(*f) for f in functions] if workers == 0 else []
+        self._inline = [*here, *(load_reward(*f) for f in named)] if workers == 0 else []
         self._done: list[Verdict] = []
         self._workers = [_Worker(self.functions, log) for _ in range(workers)]
 

@@ -38,7 +38,11 @@ def load_reward(name: str, weight: float = 1.0) -> Reward:
         "math": math_match,
         "gym": gym_score,
     }
-    function = builtin.get(name) or _import(name, sorted(builtin))
+    return as_reward(builtin.get(name) or _import(name, sorted(builtin)), name, weight)
+
+
+def as_reward(function: Callable[..., Any], name: str, weight: float = 1.0) -> Reward:
+    """A function with one of the two signatures."""
     return Reward(name, weight, _adapt(function, name))
 
 

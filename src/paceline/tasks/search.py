@@ -28,8 +28,14 @@ class Searcher:
     """Results looked at before giving up."""
 
     @classmethod
-    def draw(cls, r: random.Random) -> Searcher:
-        return cls(r.choice((3, 4, 6, 8)), r.choice((0.3, 2.0, 5.0)), int(2 ** r.uniform(1.5, 7.0)))
+    def draw(cls, r: random.Random, patience: tuple[float, float] = (1.5, 7.0)) -> Searcher:
+        """`patience` is the range of its binary logarithm: many give up soon, a few go on for very long."""
+        return cls(r.choice((3, 4, 6, 8)), r.choice((0.3, 2.0, 5.0)), int(2 ** r.uniform(*patience)))
+
+    @classmethod
+    def draw_patient(cls, r: random.Random, numbers: int) -> Searcher:
+        """One whose patience grows with the problem: up to about 7500 characters for six numbers."""
+        return cls.draw(r, {5: (4.0, 8.0), 6: (5.0, 9.0)}.get(numbers, (1.5, 7.0)))
 
 
 def write_trace(problem: Problem, searcher: Searcher, r: random.Random) -> tuple[str, str | None]:

@@ -1,0 +1,216 @@
+"""Whole GRPO steps, plain against adaptive: seconds, rewards, joules, memory, and where the time goes.
+
+    python benchmarks/rl_step.py --model DEEP --steps 10                   # a long tail: 16 prompts x 8 answers
+    python benchmarks/rl_step.py --model DEEP --steps 4 --flat 512         # 128 answers of the same length
+
+Each step's prompts are rolled out both ways from the same weights with the same noise, in turns first, and learned from
+once, as `paceline compare` does it; a whole step of a way is its own rollout and rewards, and the update that both
+share. The first step captures graphs and is left out of the ratios, but not of the rewards. Checkpoints are not
+written. MODEL is `embedded`, or one made as make_reasoner.py says. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import time
+
+STARTED = time.time()
+
+import argparse  # noqa: E402
+import gc  # noqa: E402
+import json  # noqa: E402
+import tempfile  # noqa: E402
+from pathlib import Path  # noqa: E402
+from statistics import fmean, median, stdev  # noqa: E402
+from typing import Any  # noqa: E402
+
+import torch  # noqa: E402
+
+from paceline.build import choose_device  # noqa: E402
+from paceline.compare import ADAPTIVE, PLAIN, Comparison, Step, joules_of  # noqa: E402
+from paceline.config import Config, load_config  # noqa: E402
+from paceline.memory import gb  # noqa: E402
+from paceline.observe.live import LiveView  # noqa: E402
+from paceline.rollout.stats import PARTS  # noqa: E402
+from paceline.run import Run  # noqa: E402
+
+WARM_UP = 1  # steps
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="embedded")
+    parser.add_argument("--steps", type=int, default=10, help="that are measured; one more is made before them")
+    parser.add_argument("--seconds", type=float, help="stop after the step in which this many have passed")
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=8192)
+    parser.add_argument("--difficulty", default="tail")
+    parser.add_argument("--flat", type=int, metavar="TOKENS", help="all answers have this length")
+    parser.add_argument("--lr", type=float, default=1e-6)
+    parser.add_argument("--micro-tokens", type=int, default=8448)
+    parser.add_argument("--explain", type=int, default=2, help="differences to look into in each step")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting")
+    return parser.parse_args()
+
+
+def settings_of(args: argparse.Namespace, folder: Path) -> Config:
+    longest = args.flat or args.max_tokens
+    words = [
+        f"model.path={args.model}", f"steps={args.steps + WARM_UP}", f"seed={args.seed}", f"run_dir={folder / 'run'}",
+        "cluster.workers=1", "task.problems=null", f"task.difficulty={args.difficulty}", "task.max_prompt_tokens=64",
+        f"rollout.prompts={args.prompts}", f"rollout.samples={args.samples}", f"rollout.max_tokens={longest}",
+        f"rollout.min_tokens={args.flat or 0}", "learn.algorithm=grpo", "learn.aggregate=token_mean",
+        f"learn.lr={args.lr}", "learn.warmup_steps=0", "learn.overlong_buffer=0",
+        f"learn.micro_tokens={args.micro_tokens}", "learn.optimizer_dtype=bfloat16",
+        "learn.activation_checkpointing=true", "checkpoint.every=0", "log.tensorboard=false",
+    ]  # fmt: skip
+    return load_config(None, [*words, *args.set])
+
+
+class Watcher(LiveView):
+    """Notes when the first token was written."""
+
+    def __init__(self, config: Config):
+        super().__init__(config, quiet=True)
+        self.first_token_s: float | None = None
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def rollout_progress(self, finished: int, tokens: int) -> None:
+        if self.first_token_s is None and tokens:
+            self.first_token_s = time.time() - STARTED
+
+
+def main() -> None:
+    args = parse()
+    with tempfile.TemporaryDirectory() as folder:
+        config = settings_of(args, Path(folder))
+        print(json.dumps(measure(args, config)))
+
+
+def measure(args: argparse.Namespace, config: Config) -> dict[str, Any]:
+    view = Watcher(config)
+    trainer = Comparison(config, Run.create(config), view)
+    trainer.look_into = args.explain
+    ready = time.time() - STARTED
+    print(f"ready after {ready:.1f} s", flush=True)
+    cuda = choose_device(config.model.device).type == "cuda"
+    try:
+        for _ in range(config.steps):
+            trainer.step()
+            gc.collect()
+            print(line_of(len(trainer.steps), trainer.steps[-1]), flush=True)
+            if args.seconds and time.time() - STARTED > args.seconds and len(trainer.steps) > WARM_UP:
+                break
+    finally:
+        trainer.close()
+    result = summarize(trainer.steps)
+    result |= {
+        "model": args.model,
+        "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads",
+        "settings": {k: v for k, v in vars(args).items() if k != "model"},
+        "first_token_s": round(view.first_token_s or 0.0, 1),
+        "ready_s": round(ready, 1),
+        "plan_gb": {name: float(gb(size)) for name, size in trainer.plan.parts.items()} if trainer.plan else None,
+        "peak_gb": round(torch.cuda.max_memory_reserved() / 1e9, 1) if cuda else None,
+        "rows": [row_of(s) for s in trainer.steps],
+    }
+    print_summary(result)
+    return result
+
+
+def line_of(number: int, s: Step) -> str:
+    m = s.metrics
+    return (
+        f"step {number:>2}  plain {s.seconds[PLAIN]:.2f} s, adaptive {s.seconds[ADAPTIVE]:.2f} s ({s.speedup:.2f}), "
+        f"rest {s.rest_s:.2f} s  whole {whole(s, PLAIN) / whole(s, ADAPTIVE):.2f}  reward {s.rewards[PLAIN]:.3f} "
+        f"{s.rewards[ADAPTIVE]:.3f}  length {m['response_length/mean']:.0f}, p50 {m['response_length/p50']:.0f}, "
+        f"max {m['response_length/max']:.0f}  {m['rollout/spec_accept_length']:.2f} tokens per check"
+    )
+
+
+def whole(s: Step, way: str) -> float:
+    """Seconds of a step that goes this way only."""
+    return s.seconds[way] + s.rest_s - s.reward_s[ADAPTIVE] + s.reward_s[way]
+
+
+def row_of(s: Step) -> dict[str, Any]:
+    m = s.metrics
+    names = ("response_length/mean", "response_length/p50", "response_length/p99", "response_length/max",
+             "rollout/spec_accept_length", "timing_s/update_actor", "timing_s/train_drafter", "actor/grad_norm",
+             "rollout_corr/kl", "rollout/graph_gb")  # fmt: skip
+    return {
+        "rollout_s": {w: round(v, 3) for w, v in s.seconds.items()},
+        "reward_s": {w: round(v, 3) for w, v in s.reward_s.items()},
+        "rest_s": round(s.rest_s, 3),
+        "rewards": {w: round(v, 4) for w, v in s.rewards.items()},
+        "tokens": {w: sum(v) for w, v in s.lengths.items()},
+        "longest": {w: max(v) for w, v in s.lengths.items()},
+        "joules": {w: None if v is None else round(v) for w, v in s.joules.items()},
+        "rest_joules": None if s.rest_joules is None else round(s.rest_joules),
+        "identical": s.responses - s.different,
+        "looked_into": len(s.differences),
+        "near_ties": sum(d.near_tie for d in s.differences),
+        "shares": {part: round(m.get(f"rollout/share/{part}", 0.0), 3) for part in PARTS},
+    } | {name: round(m[name], 4) for name in names if name in m}
+
+
+def summarize(steps: list[Step]) -> dict[str, Any]:
+    """Figures of the steps behind the first, and the rewards of all."""
+    late = steps[WARM_UP:] or steps
+    ratios = sorted(whole(s, PLAIN) / whole(s, ADAPTIVE) for s in late)
+    rollouts = sorted(s.speedup for s in late)
+    ways = [PLAIN, ADAPTIVE]
+    gap = [s.rewards[ADAPTIVE] - s.rewards[PLAIN] for s in steps]
+    lengths = [s.metrics["response_length/p99"] / max(1.0, s.metrics["response_length/p50"]) for s in steps]
+    return {
+        "steps": len(late),
+        "step_speedup": round(median(ratios), 3),
+        "step_speedup_range": [round(ratios[0], 3), round(ratios[-1], 3)],
+        "step_speedup_total": round(sum(whole(s, PLAIN) for s in late) / sum(whole(s, ADAPTIVE) for s in late), 3),
+        "rollout_speedup": round(median(rollouts), 3),
+        "rollout_speedup_range": [round(rollouts[0], 3), round(rollouts[-1], 3)],
+        "rollout_s": {w: round(fmean(s.seconds[w] for s in late), 3) for w in ways},
+        "reward_s": {w: round(fmean(s.reward_s[w] for s in late), 3) for w in ways},
+        "update_s": round(fmean(s.metrics["timing_s/update_actor"] for s in late), 3),
+        "step_s": {w: round(fmean(whole(s, w) for s in late), 3) for w in ways},
+        "longest": {w: round(fmean(max(s.lengths[w]) for s in late)) for w in ways},
+        "tokens": {w: round(fmean(sum(s.lengths[w]) for s in late)) for w in ways},
+        "joules_per_step": joules_of(late, ways),
+        "reward": {w: round(fmean(s.rewards[w] for s in steps), 4) for w in ways},
+        "reward_gap": round(fmean(gap), 4),
+        "reward_gap_error": round(stdev(gap) / len(gap) ** 0.5, 4) if len(gap) > 1 else None,
+        "accept_length": round(fmean(s.metrics["rollout/spec_accept_length"] for s in late), 3),
+        "tail": round(median(lengths), 2),
+        "responses": sum(s.responses for s in steps),
+        "identical": sum(s.responses - s.different for s in steps),
+        "looked_into": sum(len(s.differences) for s in steps),
+        "near_ties": sum(d.near_tie for s in steps for d in s.differences),
+        "shares": {p: round(fmean(s.metrics.get(f"rollout/share/{p}", 0.0) for s in late), 3) for p in PARTS},
+    }
+
+
+def print_summary(r: dict[str, Any]) -> None:
+    low, high = r["step_speedup_range"]
+    print(f"\nwhole step   {r['step_s'][PLAIN]:.2f} s plain, {r['step_s'][ADAPTIVE]:.2f} s adaptive: "
+          f"{r['step_speedup']:.2f} times faster (median of {r['steps']}, {low:.2f} to {high:.2f})")  # fmt: skip
+    print(f"rollout      {r['rollout_s'][PLAIN]:.2f} s plain, {r['rollout_s'][ADAPTIVE]:.2f} s adaptive: "
+          f"{r['rollout_speedup']:.2f} times faster; update {r['update_s']:.2f} s; of the adaptive rollout "
+          + ", ".join(f"{part} {share:.0%}" for part, share in r["shares"].items()))  # fmt: skip
+    print(f"answers      {r['identical']} of {r['responses']} identical; of {r['looked_into']} others that were looked "
+          f"into, {r['near_ties']} differ by a near-tie; "
+          f"longest {r['longest'][PLAIN]} plain, {r['longest'][ADAPTIVE]} adaptive; "
+          f"p99 / p50 {r['tail']:.1f}; {r['accept_length']:.2f} tokens per check")  # fmt: skip
+    error = r["reward_gap_error"]
+    print(f"reward       {r['reward'][PLAIN]:.4f} plain, {r['reward'][ADAPTIVE]:.4f} adaptive: {r['reward_gap']:+.4f} "
+          f"± {error if error is not None else float('nan'):.4f}")  # fmt: skip
+    joules = r["joules_per_step"]
+    if joules[PLAIN] is not None:
+        print(f"energy       {joules[PLAIN]:,.0f} J a step plain, {joules[ADAPTIVE]:,.0f} J adaptive")
+    print(f"memory       {r['peak_gb']} GB at most; first token after {r['first_token_s']} s")
+
+
+if __name__ == "__main__":
+    main()

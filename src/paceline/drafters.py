@@ -1,0 +1,107 @@
+"""Making and examining drafters: answers to learn from, training on them, counting the guesses that hold. What
+`paceline draft` and the library have in common."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from paceline.draft.neural import NeuralDrafter
+from paceline.draft.strategy import Strategy
+from paceline.draft.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.training import Loss, batches, read_texts, suitable_rate
+from paceline.model import Decoder
+from paceline.rollout import Engine, EngineSettings, Request
+
+DEPTH = 7
+POSITIONS = (64, 128, 256, 512, 10**9)
+
+Text = tuple[list[int], int]
+"""Tokens of a prompt and its answer, and how many of them are the prompt."""
+
+
+def write_texts(policy: Decoder, requests: Sequence[Request]) -> list[Text]:
+    """Let the policy answer."""
+    most = 512 if policy.device.type == "cuda" else 64
+    engine = Engine(policy, EngineSettings(max_batch=min(most, len(requests))))
+    return [([*c.request.prompt, *c.tokens], len(c.request.prompt)) for c in engine.run(requests)]
+
+
+def common_tokens(texts: Sequence[Text], size: int, policy: Decoder) -> torch.Tensor:
+    """The tokens that occur most often in answers, in order; then, if those are fewer, the first others."""
+    counts = Counter(t for text, prompt in texts for t in text[prompt:])
+    chosen = [token for token, _ in counts.most_common(size)]
+    rest = (t for t in range(policy.config.vocab_size) if t not in counts)
+    while len(chosen) < min(size, policy.config.vocab_size):
+        chosen.append(next(rest))
+    return torch.tensor(sorted(chosen), device=policy.device)
+
+
+@dataclass
+class Fitted:
+    """How training went."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    loss: float = 0.0
+    """Of the last step."""
+    agree: list[float] = field(default_factory=lambda: [0.0])
+    """How often its likeliest token was the policy's, by depth."""
+
+
+def fit(
+    drafter: NeuralDrafter,
+    texts: Sequence[Text],
+    seconds: float,
+    loss: Loss = "soft",
+    seed: int = 0,
+    report: Callable[[Fitted], None] = lambda fitted: None,
+) -> Fitted:
+    """Train a drafter for so long; `report` is called after every step."""
+    trainer = DrafterTrainer(drafter, TrainSettings(lr=suitable_rate(drafter.policy), loss=loss))
+    shuffle, done, started = random.Random(seed).shuffle, Fitted(), time.perf_counter()
+    while done.seconds < seconds:
+        for batch in batches(texts, trainer.settings.batch_tokens, shuffle, lambda text: len(text[0])):
+            done.seconds = time.perf_counter() - started
+            done.loss, done.agree = trainer.step(read_texts(drafter, batch), min(1.0, done.seconds / seconds))
+            done.tokens += sum(len(t) for t, _ in batch)
+            done.steps = trainer.steps
+            report(done)
+            if done.seconds > seconds:
+                break
+    trainer.publish()
+    return done
+
+
+def count_held(drafter: NeuralDrafter, requests: Sequence[Request], depth: int = DEPTH) -> dict[str, Any]:
+    """Answer with chains of guesses, and count those that hold: by depth, and by place in the answer."""
+    strategy = Strategy.parse(f"neural:{depth}")
+    engine = Engine(drafter.policy, EngineSettings(max_batch=min(64, len(requests))), None, [drafter], [strategy])
+    engine.choose = lambda batch: strategy
+    reached, held = Counter[int](), Counter[int]()
+    lengths: list[list[int]] = [[] for _ in POSITIONS]
+    engine.submit(requests)
+    while engine.unfinished:
+        before = {s.request.id: s.generated for s in engine.scheduler.running}
+        alive = list(engine.scheduler.running)
+        engine.step()
+        for seq in alive:
+            gained = seq.generated - before[seq.request.id]
+            if not gained:  # others were admitted
+                continue
+            reached.update(range(min(gained, depth)))
+            held.update(range(gained - 1))
+            place = next(i for i, end in enumerate(POSITIONS) if before[seq.request.id] < end)
+            lengths[place].append(gained)
+    return {
+        "accept_length": round(engine.stats.accept_length, 3),
+        "holds": [round(held[d] / max(1, reached[d]), 3) for d in range(depth)],
+        "by_position": [round(sum(n) / len(n), 3) if n else None for n in lengths],
+    }

@@ -1,0 +1,1 @@
+"""Paceline inside other people's programs, and its drafters inside other engines."""

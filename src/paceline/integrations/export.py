@@ -1,0 +1,134 @@
+"""`paceline export`: the drafter as other engines load it, or the policy as a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from paceline.build import choose_device
+from paceline.config import load_config
+from paceline.draft.eagle3 import read_eagle3
+from paceline.draft.neural import WEIGHTS, load_drafter
+from paceline.errors import RunError, UserError
+from paceline.integrations.export_card import Measured, describe_task, digest, drafter_card, policy_card
+from paceline.integrations.export_formats import FORMATS, gather, make_files
+from paceline.integrations.export_source import Source, find_source
+from paceline.model.checkpoint import INDEX, find_model, load_model, read_config, weight_files
+from paceline.model.tokenizer import load_tokenizer
+
+TEMPERATURES = (0.0, 0.6, 1.0)
+
+
+def export_drafter(
+    what: str,
+    out: Path,
+    form: str = "vllm",
+    model: str | None = None,
+    policy_name: str | None = None,
+    depth: int = 5,
+    measure: int = 0,
+    settings: list[str] | None = None,
+) -> dict[str, Any]:
+    """Write a drafter for an engine, with its card -> what was written. It is tried on `measure` prompts."""
+    if form not in FORMATS:
+        raise UserError(f"--format is '{form}', but must be one of: {', '.join(FORMATS)}")
+    source = find_source(what, model)
+    if source.drafter is None:
+        raise UserError(f"{what} has no drafter; train one with `paceline draft train --model {source.policy}`")
+    if source.config and settings:
+        raise UserError("a run is measured with its own settings, so --set goes with a model or a drafter only")
+    name = policy_name or str(source.policy.resolve())
+    drafter = gather(read_eagle3(source.drafter), source.policy, read_config(source.policy), name, depth)
+    config, tensors = make_files(drafter, form)
+    with _whole(out) as aside:
+        (aside / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        save_file({n: t.contiguous() for n, t in tensors.items()}, aside / WEIGHTS, metadata={"format": "pt"})
+        measured = _measure(source, aside, measure, depth, settings or []) if measure else None
+        sha = digest(source.policy)
+        (aside / "README.md").write_text(drafter_card(source, drafter, form, out, measured, sha), encoding="utf-8")
+    accept = {f"{row['temperature']:g}": row["accept_length"] for row in measured.rows} if measured else None
+    return {"out": str(out), "format": form, "policy": name, "policy_sha256": sha, "accept_length": accept}
+
+
+def export_policy(what: str, out: Path) -> dict[str, Any]:
+    """Write the policy with its tokenizer, chat template and generation settings."""
+    source = find_source(what)
+    tokenizer = load_tokenizer(str(source.policy))
+    with _whole(out) as aside:
+        for file in [source.policy / "config.json", *weight_files(source.policy)]:
+            shutil.copyfile(file, aside / file.name)
+        if (source.policy / INDEX).is_file():
+            shutil.copyfile(source.policy / INDEX, aside / INDEX)
+        tokenizer.save(aside)
+        generation = _generation(source, tokenizer.eos_ids)
+        (aside / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+        sha = digest(aside)
+        (aside / "README.md").write_text(policy_card(source, out.resolve().name, sha), encoding="utf-8")
+    return {"out": str(out), "format": "policy", "policy_sha256": sha, "step": source.step}
+
+
+def export_command(what: str, out: Path, policy: bool, **options: Any) -> None:
+    console = Console(highlight=False)
+    result = export_policy(what, out) if policy else export_drafter(what, out, **options)
+    console.print(f"wrote {out}; its card is {out / 'README.md'}", soft_wrap=True, markup=False)
+    print(json.dumps(result))
+
+
+def _measure(source: Source, drafter: Path, prompts: int, depth: int, settings: list[str]) -> Measured:
+    """Answer prompts of the run's task with what was just written."""
+    from paceline.draft_commands import examine
+
+    policy_path = str(source.policy)
+    config = source.config or load_config(None, settings)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": policy_path})})
+    policy = load_model(policy_path, config.model.dtype, choose_device(config.model.device))
+    tokenizer = load_tokenizer(policy_path)
+    brought = load_drafter(drafter, policy)
+    rows = [examine(config, policy, tokenizer, brought, prompts, t, depth) for t in TEMPERATURES]
+    generated = config.task.name == "countdown" or config.task.name.startswith("gym:")  # others are visited in full
+    return Measured(describe_task(config), generated, prompts, depth, rows)
+
+
+def _generation(source: Source, eos_ids: tuple[int, ...]) -> dict[str, Any]:
+    """The generation settings of the model that training began with, with all tokens that end an answer."""
+    places = [source.policy]
+    if source.config:
+        with suppress(UserError):  # it may have gone since; then what the checkpoint says is enough
+            places.append(find_model(source.config.model.path))
+    known: dict[str, Any] = {}
+    for place in places:
+        if (place / "generation_config.json").is_file():
+            known = json.loads((place / "generation_config.json").read_text())
+            break
+    own = known.get("eos_token_id")
+    eos = list(dict.fromkeys([*(own if isinstance(own, list) else [] if own is None else [own]), *eos_ids]))
+    hf = json.loads((source.policy / "config.json").read_text())
+    ids = {key: hf[key] for key in ("bos_token_id", "pad_token_id") if hf.get(key) is not None}
+    return ids | known | ({"eos_token_id": eos if len(eos) > 1 else eos[0]} if eos else {})
+
+
+@contextmanager
+def _whole(out: Path) -> Iterator[Path]:
+    """A folder that gets its name when it is complete."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists already; name another place to export to")
+    aside = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        if out.exists():
+            out.rmdir()
+        aside.rename(out)
+    except (OSError, SafetensorError) as err:
+        raise RunError(f"the export could not be written to {out}: {err}") from err
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,159 @@
+"""A drafter as each engine reads it: the same tensors every time, under other names, with another config.json.
+
+What differs is where the layers of the features are named and how they are counted, how the head is shared, and how the
+drafter's window is told; docs/export.md says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from paceline.draft.eagle3 import Eagle3, make_config, vocabulary_maps
+from paceline.errors import UserError
+from paceline.model.checkpoint import weight_files
+from paceline.model.config import FAMILIES, DecoderConfig
+
+FORMATS = ("vllm", "sglang", "speculators", "paceline")
+SPECULATORS = "0.9.0"  # the version of the library that reads this form
+
+
+@dataclass
+class Drafter:
+    """What all formats are made of."""
+
+    policy: DecoderConfig
+    policy_name: str
+    """What engines call the policy."""
+    depth: int
+    """Guesses per check that are proposed to the engine."""
+    config: dict[str, Any]
+    """Paceline's own config.json."""
+    tensors: dict[str, Tensor]
+    """What was learned; a head only if it is not the policy's."""
+    maps: dict[str, Tensor]
+    """d2t and t2d; empty if every token can be guessed."""
+    policy_rows: Tensor
+    """The rows of the policy's head that belong to the tokens that can be guessed."""
+
+    @property
+    def window(self) -> int | None:
+        """How far it looks back; None if that is all the policy can."""
+        window = self.config["paceline"]["window"]
+        return window if window < self.policy.max_positions else None
+
+    @property
+    def taps(self) -> list[int]:
+        return self.config["paceline"]["feature_layers"]
+
+    def all_tensors(self, head: bool) -> dict[str, Tensor]:
+        """With the policy's head if it is wanted, or if only a part of it is used."""
+        rows = {"lm_head.weight": self.policy_rows} if head or self.maps else {}
+        return rows | self.tensors | self.maps
+
+
+Files = tuple[dict[str, Any], dict[str, Tensor]]
+
+
+def gather(found: Eagle3, folder: Path, policy: DecoderConfig, policy_name: str, depth: int) -> Drafter:
+    """Check that the drafter fits the policy in this folder, and bring together what belongs to it."""
+    found.check(policy)
+    dtype = found.tensors["fc.weight"].dtype if "fc.weight" in found.tensors else torch.float32
+    rows = policy_head(folder, policy).to(dtype)
+    if found.vocab is not None:
+        rows = rows[found.vocab]
+    own = found.own_head(rows)
+    config = make_config(
+        policy,
+        found.hf["intermediate_size"],
+        min(found.window, policy.max_positions),
+        len(rows),
+        dtype,
+        own is not None,
+    )
+    if "trained" in found.own:
+        config["paceline"]["trained"] = found.own["trained"]
+    tensors = found.tensors | ({} if own is None else {"lm_head.weight": own})
+    maps = {} if found.vocab is None else vocabulary_maps(found.vocab, policy.vocab_size)
+    return Drafter(policy, policy_name, depth, config, tensors, maps, rows)
+
+
+def make_files(drafter: Drafter, form: str) -> Files:
+    """config.json and tensors in one of `FORMATS`."""
+    return {"vllm": _vllm, "sglang": _sglang, "speculators": _speculators, "paceline": _paceline}[form](drafter)
+
+
+def _paceline(d: Drafter) -> Files:
+    return d.config, d.all_tensors(head=False)
+
+
+def _vllm(d: Drafter) -> Files:
+    """vLLM takes the policy's head where the drafter brings none, and honours a window."""
+    layers = {"eagle_aux_hidden_state_layer_ids": d.taps, "norm_before_residual": False}
+    return d.config | layers | _window(d), d.all_tensors(head=False)
+
+
+def _sglang(d: Drafter) -> Files:
+    """SGLang names the layers whose output it takes, and shares the head if `draft_vocab_size` is null. The window is
+    told on its command line."""
+    if d.taps[0] == 0:
+        raise UserError(
+            f"SGLang cannot give a drafter what enters the first layer, which one for a policy of "
+            f"{d.policy.layers} layers needs; export it for vllm"
+        )
+    layers = {"eagle_aux_hidden_state_layer_ids": [i - 1 for i in d.taps], "use_aux_hidden_state": True}
+    shared = not d.maps and "lm_head.weight" not in d.tensors
+    sizes = {"draft_vocab_size": None if shared else d.config["draft_vocab_size"]}
+    return d.config | sizes | {"eagle_config": layers}, d.all_tensors(head=False)
+
+
+def _speculators(d: Drafter) -> Files:
+    """The layer's sizes are nested, the layer has a number, and the head is always there."""
+    own = ("architectures", "draft_vocab_size", "paceline")
+    layer = {name: value for name, value in d.config.items() if name not in own} | _window(d)
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": d.depth,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    config = {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": SPECULATORS,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [proposal],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": d.policy_name, "architectures": [FAMILIES[d.policy.family]]},
+        },
+        "transformer_layer_config": layer,
+        "draft_vocab_size": d.config["draft_vocab_size"],
+        "eagle_aux_hidden_state_layer_ids": d.taps,
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+        "tie_word_embeddings": False,
+        "dtype": d.config["dtype"],
+        "paceline": d.config["paceline"],
+    }
+    tensors = {name.replace("midlayer.", "layers.0."): t for name, t in d.all_tensors(head=True).items()}
+    return config, tensors
+
+
+def _window(d: Drafter) -> dict[str, Any]:
+    return {} if d.window is None else {"sliding_window": d.window, "layer_types": ["sliding_attention"]}
+
+
+def policy_head(folder: Path, policy: DecoderConfig) -> Tensor:
+    """The policy's head, and nothing else of it."""
+    name = "model.embed_tokens.weight" if policy.tied else "lm_head.weight"
+    for file in weight_files(folder):
+        with safe_open(file, framework="pt") as opened:
+            if name in opened.keys():  # noqa: SIM118 (not a dict)
+                return opened.get_tensor(name)
+    raise UserError(f"{folder} lacks the tensor {name}")

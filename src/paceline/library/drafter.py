@@ -1,0 +1,97 @@
+"""A drafter of one's own: trained on a model's answers, examined, saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.build import choose_device, find_drafter
+from paceline.draft.neural import NeuralDrafter, load_drafter, new_drafter, save_drafter
+from paceline.draft.training import Loss
+from paceline.drafters import Fitted, common_tokens, count_held, fit, write_texts
+from paceline.errors import UserError
+from paceline.library.prompts import Prompt, encode
+from paceline.model import Decoder, load_model
+from paceline.model.tokenizer import Tokenizer, load_tokenizer
+from paceline.rollout import Request, Sampling
+
+
+class Drafter:
+    """A small network that guesses what a model will write. Guesses are checked, so it can only cost or save time."""
+
+    def __init__(
+        self,
+        model: str | Path = "embedded",
+        folder: str | Path = "auto",
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+    ):
+        """The one in `folder`, or with `auto` the one in the model's own."""
+        found = find_drafter(str(folder), str(model))
+        if found is None:
+            raise UserError(f"there is no drafter beside the model {model}; make one with Drafter.train")
+        policy, tokenizer = _load(model, device, dtype)
+        self._set(str(model), tokenizer, load_drafter(found, policy))
+
+    def _set(self, model: str, tokenizer: Tokenizer, neural: NeuralDrafter) -> None:
+        self.model, self.tokenizer, self.neural = model, tokenizer, neural
+        self.fitted = Fitted()
+        """How its training went, if it was trained here."""
+
+    @classmethod
+    def train(
+        cls,
+        model: str | Path,
+        prompts: Sequence[Prompt],
+        *,
+        seconds: float = 60.0,
+        samples: int = 4,
+        temperature: float = 1.0,
+        max_tokens: int = 512,
+        window: int = 512,
+        vocab: int | None = None,
+        loss: Loss = "soft",
+        seed: int = 0,
+        device: str = "auto",
+        dtype: str = "auto",
+        report: Callable[[Fitted], None] = lambda fitted: None,
+    ) -> Drafter:
+        """A new one for `model`. The model writes `samples` answers to each of the prompts, then the drafter learns
+        from them for so many seconds. It looks back on `window` tokens, and guesses among the `vocab` most frequent
+        ones if that is given. `report` is called after every step."""
+        if not prompts:
+            raise UserError("a drafter learns from answers, but there are no prompts to answer")
+        policy, tokenizer = _load(model, device, dtype)
+        requests = _requests(tokenizer, prompts, samples, temperature, max_tokens, seed)
+        texts = write_texts(policy, requests)
+        neural = new_drafter(policy, window, seed, common_tokens(texts, vocab, policy) if vocab else None)
+        drafter = cls.__new__(cls)
+        drafter._set(str(model), tokenizer, neural)
+        drafter.fitted = fit(neural, texts, seconds, loss, seed, report)
+        return drafter
+
+    def examine(
+        self, prompts: Sequence[Prompt], *, temperature: float = 1.0, max_tokens: int = 512, seed: int = 1
+    ) -> dict[str, Any]:
+        """How many of its guesses hold when the model answers these prompts: `accept_length` is tokens per check with
+        chains of seven guesses, `holds` the share of guesses that held by depth."""
+        return count_held(self.neural, _requests(self.tokenizer, prompts, 1, temperature, max_tokens, seed))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write it in EAGLE-3's form; `Engine(drafter=folder)` and `speculation.drafter` take it from there."""
+        save_drafter(self.neural, Path(folder))
+        return Path(folder)
+
+
+def _load(model: str | Path, device: str, dtype: str) -> tuple[Decoder, Tokenizer]:
+    return load_model(str(model), dtype, choose_device(device)), load_tokenizer(str(model))
+
+
+def _requests(
+    tokenizer: Tokenizer, prompts: Sequence[Prompt], samples: int, temperature: float, max_tokens: int, seed: int
+) -> list[Request]:
+    sampling = Sampling(temperature, max_tokens=max_tokens, stop_token_ids=tokenizer.eos_ids)
+    texts = [text for text in encode(tokenizer, prompts) for _ in range(samples)]
+    return [Request(i, text, sampling, seed) for i, text in enumerate(texts)]

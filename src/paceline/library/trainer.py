@@ -1,0 +1,132 @@
+"""Reinforcement learning with data and rewards that are Python objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.config import Config, config_from
+from paceline.errors import UserError
+from paceline.loop import train
+from paceline.observe.live import LiveView
+from paceline.run import Run
+from paceline.tasks.datasets import DataSet
+from paceline.tasks.rewards import Reward, as_reward, load_reward
+from paceline.tasks.sample import Task
+
+RewardFunction = str | Callable[..., Any]
+Rewards = RewardFunction | Sequence[RewardFunction | tuple[RewardFunction, float]]
+Data = str | Path | Task | Iterable[Mapping[str, Any]]
+GIVEN = "data"  # what the settings of a run call rows that were given in Python
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run has left."""
+
+    folder: Path
+    metrics: list[dict[str, Any]]
+    """Of every step."""
+
+    @property
+    def checkpoint(self) -> Path:
+        """The newest one: an ordinary Hugging Face folder."""
+        newest = Run.open(self.folder).newest_checkpoint()
+        assert newest is not None, "a run that has ended has saved"
+        return newest
+
+    @property
+    def rewards(self) -> list[float]:
+        """Mean reward of every step."""
+        return [row["critic/rewards/mean"] for row in self.metrics]
+
+
+class Trainer:
+    """A run: a model, prompts, rewards, settings."""
+
+    def __init__(
+        self,
+        model: str | Path = "embedded",
+        data: Data = "countdown",
+        reward: Rewards | None = None,
+        *,
+        steps: int | None = None,
+        run_dir: str | Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+        recipe: str | None = None,
+        progress: bool = False,
+    ):
+        """`model` is a folder, a hub id, or `embedded`. `data` is rows with a prompt each (a list of dicts, a data set
+        of the datasets library, anything that can be iterated over), the name of a task or file as in `task.name`, or
+        an object with a name and `sample(index)`. `reward` is one function or several, each with a weight or without:
+        `f(prompts, completions, **columns)` or `compute_score(data_source, solution_str, ground_truth, extra_info)`, or
+        the name of one that is built in; None takes the task's own. `settings` are by their dotted names, on top of a
+        `recipe` if one is named. `progress` shows how it goes."""
+        values: dict[str, Any] = {"model.path": str(model)}
+        if isinstance(data, str | Path):
+            values["task.name"] = str(data)
+        else:
+            values["task.name"] = getattr(data, "name", GIVEN) if hasattr(data, "sample") else GIVEN
+        named, here = _rewards(reward)
+        if named:
+            values["reward.functions"] = [{"function": name, "weight": weight} for name, weight in named]
+        if steps is not None:
+            values["steps"] = steps
+        if run_dir is not None:
+            values["run_dir"] = str(run_dir)
+        self.config = config_from(values | dict(settings or {}), "Trainer(...)", recipe)
+        self._task, self._rewards = _task(data, self.config), here
+        self._resume: Path | None = None
+        self._progress = progress
+
+    @classmethod
+    def resume(
+        cls, run_dir: str | Path, data: Data | None = None, reward: Rewards | None = None, *, progress: bool = False
+    ) -> Trainer:
+        """Go on with a run. What was given in Python when it began has to be given again."""
+        trainer = cls.__new__(cls)
+        trainer.config = Run.open(Path(run_dir)).config
+        trainer._resume, trainer._progress = Path(run_dir), progress
+        trainer._task = _task(data, trainer.config) if data is not None else None
+        trainer._rewards = _rewards(reward)[1]
+        return trainer
+
+    def train(self) -> Trained:
+        """Run all steps that are left."""
+        view = LiveView(self.config, quiet=not self._progress)
+        run, rows = train(self.config, self._resume, view, self._task, self._rewards or None)
+        return Trained(run.folder, rows)
+
+
+def _task(data: Data, config: Config) -> Task | None:
+    """None for what the settings name."""
+    if isinstance(data, str | Path):
+        return None
+    if hasattr(data, "sample"):
+        return data  # type: ignore[return-value]
+    rows = data if hasattr(data, "__getitem__") and hasattr(data, "__len__") else list(data)
+    t = config.task
+    return DataSet(GIVEN, rows, t.prompt_column, t.system, t.shuffle, config.seed)  # type: ignore[arg-type]
+
+
+def _rewards(given: Rewards | None) -> tuple[list[tuple[str, float]], list[Reward]]:
+    """Names and weights if all have names, so that they run in processes of their own; else the functions."""
+    if given is None:
+        return [], []
+    several = list(given) if isinstance(given, list | tuple) else [given]
+    pairs = [one if isinstance(one, tuple) else (one, 1.0) for one in several]
+    if all(isinstance(function, str) for function, _ in pairs):
+        return [(str(function), weight) for function, weight in pairs], []
+    rewards: list[Reward] = []
+    for function, weight in pairs:
+        if isinstance(function, str):
+            rewards.append(load_reward(function, weight))
+        elif callable(function):
+            name = getattr(function, "__name__", type(function).__name__)
+            taken = sum(r.name.partition("-")[0] == name for r in rewards)  # two lambdas have one name
+            rewards.append(as_reward(function, f"{name}-{taken + 1}" if taken else name, weight))
+        else:
+            raise UserError(f"{function!r} is not a reward: give a function, or the name of one")
+    return [], rewards

@@ -1,0 +1,94 @@
+"""A step's gradients with room to spare, which is what a graph replays, are those of the texts alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from paceline.draft.gradients import CLIP, SMALLEST, GraphedGradients, gradients, put, room_for, size_of
+from paceline.draft.neural import DrafterShape, NeuralDrafter
+from paceline.draft.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.training import Texts, read_texts
+
+from ..conftest import tiny_model
+
+
+def make(device: str = "cpu", dtype: torch.dtype = torch.float64, vocab: torch.Tensor | None = None) -> NeuralDrafter:
+    model = tiny_model(dtype=dtype).to(device)
+    drafter = NeuralDrafter(model, DrafterShape(64, 40), None if vocab is None else vocab.to(device))
+    return drafter.init_weights(1, std=0.2).requires_grad_(True)
+
+
+def some_texts(drafter: NeuralDrafter, lengths: list[int], seed: int = 0) -> Texts:
+    dice = random.Random(seed)
+    return read_texts(drafter, [([dice.randrange(128) for _ in range(n)], min(4, n - 1)) for n in lengths])
+
+
+@pytest.mark.parametrize("vocab", [None, torch.arange(0, 128, 3)])
+def test_room_to_spare_changes_nothing(vocab):
+    drafter = make(vocab=vocab)
+    texts = some_texts(drafter, [70, 3, 130, 41])
+    room = room_for(300, texts, torch.device("cpu"))
+    for part in vars(room).values():
+        part.fill_(1)  # left by other texts
+    put(texts, room)
+    assert room.place[244:].tolist() == list(range(56)) and not room.learn[244:].any()
+    alone = gradients(drafter, texts, 4, "soft")
+    spare = gradients(drafter, room, 4, "soft", torch.arange(300))
+    for a, b in zip((*alone.of, alone.numbers), (*spare.of, spare.numbers), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_are_clipped_together():
+    drafter = make()
+    found = gradients(drafter, some_texts(drafter, [60, 60]), 3, "soft")
+    norm = float(found.numbers[1])
+    clipped = torch.stack([g.norm() for g in found.of]).norm()
+    assert norm > CLIP, "or nothing is tested"
+    assert float(clipped) == pytest.approx(CLIP, rel=1e-3)
+
+
+def test_sizes_of_graphs():
+    assert [size_of(n) for n in (1, 512, 513, 4096, 4097)] == [SMALLEST, 512, 1024, 4096, 8192]
+
+
+def test_texts_with_nothing_to_learn_from_change_nothing():
+    drafter = make(dtype=torch.float32)
+    texts = some_texts(drafter, [20])
+    texts.learn[:] = False
+    trainer = DrafterTrainer(drafter, TrainSettings())
+    before = [m.clone() for m in trainer.masters]
+    trainer.step(texts)
+    assert trainer.steps == 0 and all(map(torch.equal, before, trainer.masters))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [None, torch.arange(0, 128, 3)])
+def test_a_replay_gives_what_the_same_steps_give_one_by_one(dtype, vocab):
+    drafter = make("cuda", dtype, vocab)
+    graphed = GraphedGradients(drafter, 4, "soft")
+    for seed, lengths in enumerate([[70, 3, 130, 41], [500, 300], [10, 490], [400, 2]]):
+        texts = some_texts(drafter, lengths, seed)
+        one, other = gradients(drafter, texts, 4, "soft"), graphed(texts)
+        for a, b in zip((*one.of, one.numbers[:2]), (*other.of, other.numbers[:2]), strict=True):
+            close = 1e-3 if dtype == torch.float32 else 5e-2
+            assert float((a - b).norm()) <= close * float(a.norm())
+        with torch.no_grad():  # a graph reads the weights as they are when it is replayed
+            for param in drafter.parameters():
+                param.mul_(0.9)
+
+
+@pytest.mark.gpu
+def test_training_by_graph_learns_and_goes_on_after_a_resume():
+    drafter = make("cuda", torch.bfloat16).requires_grad_(False)
+    texts = some_texts(drafter, [300, 150])
+    trainer = DrafterTrainer(drafter, TrainSettings(lr=2e-3, runs=3, warmup=1))
+    values = [trainer.step(texts)[0] for _ in range(40)]
+    assert values[-1] < 0.9 * values[0]
+    again = DrafterTrainer(drafter, TrainSettings(lr=2e-3, runs=3, warmup=1))
+    again.load(*trainer.state())
+    assert again.step(texts)[0] == pytest.approx(trainer.step(texts)[0], rel=1e-3)
+    assert again.step(texts)[0] == pytest.approx(trainer.step(texts)[0], rel=1e-2)

@@ -1,0 +1,170 @@
+"""A grown model says what it said before, its drafter reads what it read before, and unused tokens stay unused."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.draft.neural import DrafterShape, NeuralDrafter, load_drafter, save_drafter
+from paceline.draft.strategy import Strategy
+from paceline.model import Decoder, DecoderConfig, load_model
+from paceline.model.attention import PackedAttention
+from paceline.model.grow import IDLE, active_layers, grow, lean_away, places, push_down
+from paceline.rollout import Engine, EngineSettings, Request, Sampling
+
+from ..conftest import tiny_config
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def make_reasoner():
+    """As a module that the processes which write traces can import too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS)
+        yield importlib.import_module("make_reasoner")
+
+
+def fresh(family: str = "llama", layers: int = 4, tied: bool = False) -> Decoder:
+    """A random model that knows which token is never used."""
+    hf = tiny_config(family, num_hidden_layers=layers, tie_word_embeddings=tied)
+    return lean_away(Decoder(DecoderConfig.from_hf(hf)).init_weights(0, std=0.05)).double().requires_grad_(False)
+
+
+def look(model: Decoder) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and features of two texts."""
+    tokens = torch.randint(0, 100, (50,), generator=torch.Generator().manual_seed(3))
+    attention = PackedAttention([30, 20], tokens.device)
+    with torch.no_grad():
+        hidden, features = model(tokens, attention.positions(), attention, taps=True)
+        assert features is not None
+        return model.logits(hidden), features
+
+
+def answers(model: Decoder, temperature: float, drafter: NeuralDrafter | None = None) -> tuple[list, float]:
+    strategies = [Strategy.parse("neural:3")] if drafter else None
+    engine = Engine(model, EngineSettings(max_batch=4), None, [drafter] if drafter else [], strategies)
+    if strategies:
+        engine.choose = lambda _: strategies[0]
+    sampling = Sampling(temperature, max_tokens=40)
+    requests = [Request(i, (5 + i, 7, 9), sampling, seed=1) for i in range(6)]
+    done = sorted(engine.run(requests), key=lambda c: c.request.id)
+    return [(c.tokens, c.logprobs) for c in done], engine.stats.accept_length
+
+
+def test_layers_keep_their_place_between_the_taps():
+    for active in (4, 5, 6, 9):
+        for layers in (active + IDLE, 28, 40):
+            chosen = places(active, layers)
+            assert chosen == sorted(set(chosen)) and len(chosen) == active
+            seen = [sum(p < tap for p in chosen) for tap in (2, layers // 2, layers - 3)]
+            assert seen == [2, (active + IDLE) // 2, active], "in front of each tap"
+
+
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("llama", True), ("qwen2", False), ("qwen3", False)])
+def test_growing_changes_nothing(family, tied):
+    shallow = fresh(family, tied=tied)
+    base = grow(shallow, 4 + IDLE)
+    deep = grow(base, 28, vocab_size=1000)
+    assert deep.config.layers == 28 and active_layers(deep) == places(4, 28) and active_layers(base) == [0, 1, 2, 3]
+    (plain, _), (logits, features), (grown, grown_features) = look(shallow), look(base), look(deep)
+    assert torch.equal(plain, logits) and torch.equal(logits, grown[:, :128]), "bit for bit"
+    assert torch.equal(grown[:, 128:], logits[:, -1:].expand(-1, 872)) and torch.equal(features, grown_features)
+
+
+def test_a_grown_model_writes_the_same_with_the_same_guesses(tmp_path, make_reasoner):
+    base = grow(fresh(), 4 + IDLE, vocab_size=256)
+    deep = grow(base, 14, vocab_size=600)
+    drafter = NeuralDrafter(base, DrafterShape(64, 32)).init_weights(std=0.1)
+    save_drafter(make_reasoner.grow_drafter(drafter, deep, 256), tmp_path)
+    grown = load_drafter(tmp_path, deep)
+    assert grown.vocab is not None and len(grown.vocab) == 256
+    for temperature in (0.0, 1.0):
+        before, after = answers(base, temperature), answers(deep, temperature)
+        assert [t for t, _ in before[0]] == [t for t, _ in after[0]]
+        guessed, again = answers(base, temperature, drafter), answers(deep, temperature, grown)
+        assert [t for t, _ in guessed[0]] == [t for t, _ in again[0]] == [t for t, _ in before[0]]
+        assert guessed[1] == again[1] > 1.0, "the same guesses held"
+
+
+def test_the_loss_is_that_of_the_grown_model():
+    """Pushing down counts the last row as often as the grown model has it, and for the margin more."""
+    from paceline.model import grow as room
+
+    logits = torch.randn(3, 8, dtype=torch.float64)
+    full = torch.cat((logits, logits[:, -1:].expand(-1, 92)), 1)
+    shifted = push_down(logits, 92)
+    shifted[:, -1] -= room.MARGIN
+    torch.testing.assert_close(shifted.logsumexp(1), full.logsumexp(1))
+
+
+@pytest.mark.parametrize("layers", [4, 6])
+def test_unused_tokens_are_out_of_reach_from_the_start(layers):
+    model = grow(fresh(layers=layers), 28, vocab_size=152064 // 8)
+    mass = look(model)[0].softmax(-1)[:, 127:].sum(-1)
+    assert mass.max() < 1e-3
+
+
+def test_learning_reaches_the_layers_that_did_nothing():
+    model = grow(fresh(), 8).requires_grad_(True)
+    tokens = torch.arange(20)
+    hidden, _ = model(tokens, tokens, PackedAttention([20], tokens.device))
+    model.logits(hidden).log_softmax(-1)[:, 3].sum().backward()
+    idle = next(layer for i, layer in enumerate(model.layers) if i not in active_layers(model))
+    assert idle.o.grad.abs().sum() > 0 and idle.down.grad.abs().sum() > 0
+
+
+def test_a_reasoner_is_made_and_grown(tmp_path, make_reasoner, monkeypatch, capsys):
+    """The commands of the docstring, at a size for a CPU."""
+    from paceline.model.tokenizer import load_tokenizer
+
+    from ..test_cli import here
+
+    def run(*words: object) -> dict:
+        monkeypatch.setattr("sys.argv", ["make_reasoner.py", *map(str, words)])
+        make_reasoner.main()
+        return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+    shallow, deep = tmp_path / "shallow", tmp_path / "deep"
+    words = ["--preset", "tiny", "--max-steps", 2, "--workers", 1, "--eval-prompts", 4, "--eval-tokens", 16]
+    made = run(*words, "--out", shallow)
+    assert made["training"]["steps"] == 2 and made["levels"][0]["difficulty"] == "tail"
+    quick = ["--minutes", "0.02", "--answers", "16", "--window", "32", "--set", "rollout.max_tokens=30"]
+    assert here("draft", "train", "--model", shallow, *quick, "--out", shallow / "drafter") == 0
+    capsys.readouterr()
+    grown = run("--grow", "tiny", "--trained", shallow, "--out", deep)
+    assert grown["drafter"]
+    small, large = load_model(str(shallow), "float64"), load_model(str(deep), "float64")
+    assert (large.config.layers, large.config.vocab_size, large.config.max_positions) == (12, 512, 9216)
+    assert torch.equal(look(small)[0], look(large)[0]) and small.config.layers == 7
+    assert answers(small, 1.0)[0][0][0] == answers(large, 1.0, load_drafter(deep / "drafter", large))[0][0][0]
+    assert load_tokenizer(str(deep)).eos_ids == (1,)
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(deep, dtype=torch.float64)
+    tokens = torch.tensor([[5, 17, 33, 99]])
+    attention = PackedAttention([4], tokens.device)
+    with torch.no_grad():
+        ours = large.logits(large(tokens[0], attention.positions(), attention)[0])
+        torch.testing.assert_close(theirs(tokens).logits[0], ours, rtol=1e-6, atol=1e-6)
+
+
+def test_the_presets_have_the_geometry_that_they_name(make_reasoner):
+    for name, parameters in (("7b", 7.6e9), ("1.5b", 1.54e9)):
+        preset = make_reasoner.PRESETS[name]
+        layers, vocab = preset.grown
+        hf = preset.shape | {"model_type": "llama", "num_hidden_layers": layers, "vocab_size": vocab}
+        with torch.device("meta"):
+            model = Decoder(DecoderConfig.from_hf(hf))
+        assert sum(p.numel() for p in model.parameters()) == pytest.approx(parameters, rel=0.01)
+        assert preset.context > 8192 and preset.batch_tokens >= preset.context
+
+
+def test_lessons_for_the_long_presets_have_a_tail(make_reasoner):
+    tokens, lengths, prompts = make_reasoner.make_traces((1, 600, True))
+    assert len(tokens) == lengths.sum() and lengths.max() <= make_reasoner.LONG_CONTEXT
+    own = sorted(lengths - prompts)
+    assert own[594] > 8 * own[300]

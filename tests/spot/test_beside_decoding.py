@@ -1,0 +1,91 @@
+"""Training that is looked after between rounds is the training that would be made in one go."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+
+import pytest
+import torch
+
+from paceline.config import load_config
+from paceline.draft.neural import DrafterShape, NeuralDrafter
+from paceline.draft.trainer import TrainSettings
+from paceline.loop import train
+from paceline.spot.beside import BesideDecoding
+from paceline.spot.buffer import SpotBuffer
+from paceline.spot.trainer import SpotTrainer, lay_out
+
+from ..draft.test_training import counting_policy
+from .test_trainer import counted
+
+SETTINGS = TrainSettings(lr=5e-3, runs=3, warmup=1)
+
+
+def make(answers: int = 60, device: str = "cpu") -> SpotTrainer:
+    drafter = NeuralDrafter(counting_policy().to(device), DrafterShape(64, 32)).init_weights(0, std=0.1)
+    buffer = SpotBuffer(2**24)
+    for sample in counted(drafter, answers):
+        buffer.put(sample)
+    return SpotTrainer(drafter, buffer, SETTINGS)
+
+
+def poll_until(beside: BesideDecoding, steps: int) -> None:
+    while beside.spell.steps < steps:
+        beside.poll()
+        time.sleep(random.random() / 1000)  # a round of decoding
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_it_is_the_training_that_would_be_made_in_one_go(device):
+    alone, other = make(device=device), make(device=device)
+    beside = BesideDecoding(other)
+    beside.start()
+    poll_until(beside, 12)
+    spell = beside.stop()
+    steps = alone.packs()
+    for _ in range(spell.steps):  # of the same size all along: what a step takes beside decoding says little
+        alone.begin(lay_out(next(steps)))
+        alone.end()
+    assert spell.steps >= 12 and spell.tokens == alone.tokens and spell.seconds > 0
+    for mine, its in zip(alone.weights, other.weights, strict=True):
+        torch.testing.assert_close(mine, its, rtol=0, atol=0 if device == "cpu" else 1e-4)
+
+
+def test_it_stops_within_a_step_and_starts_again():
+    beside = BesideDecoding(make())
+    beside.start()
+    poll_until(beside, 3)
+    before = beside.spell.steps
+    last = beside.stop().steps
+    assert before <= last <= before + 1
+    assert beside.stop().steps == last, "nothing was begun since"
+    beside.start()
+    assert beside.spell.steps == 0
+    poll_until(beside, 2)
+    assert beside.stop().loss > 0
+
+
+def test_nothing_to_learn_from():
+    beside = BesideDecoding(make(0))
+    beside.start()
+    for _ in range(5):
+        beside.poll()
+    assert beside.stop().steps == 0
+
+
+@pytest.mark.gpu
+def test_one_worker_trains_in_the_tail_and_writes_what_it_would_have_written(tmp_path):
+    """In float64, in which a different guess changes no token."""
+    words = ["steps=3", "cluster.workers=1", "rollout.prompts=4", "rollout.samples=4", "rollout.max_tokens=200"]
+    words += ["model.dtype=float64", "model.device=cuda", "speculation.drafter=auto", "spot.rarely=1"]
+    seen = {}
+    for when in ("tail", "off"):
+        folder = tmp_path / when
+        train(load_config(None, [*words, f"spot.when='{when}'", f"run_dir={folder}"]))
+        seen[when] = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+        metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert when == "off" or sum(row["drafter/steps"] for row in metrics) > 0
+    for mine, its in zip(seen["tail"], seen["off"], strict=True):
+        assert mine["lengths"] == its["lengths"] and mine["rewards"] == its["rewards"]

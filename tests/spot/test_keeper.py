@@ -1,0 +1,61 @@
+"""The newest drafter is written while other things go on, and whole at every moment."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import paceline.spot.keeper as keeper
+from paceline.config import load_config
+from paceline.draft.neural import DrafterShape, NeuralDrafter, load_drafter
+from paceline.loop import train
+from paceline.spot.keeper import Keeper
+
+from ..conftest import tiny_model
+
+
+@pytest.fixture
+def drafter() -> NeuralDrafter:
+    return NeuralDrafter(tiny_model(dtype=torch.float32), DrafterShape(64, 32)).init_weights(0)
+
+
+def test_the_newest_is_kept_as_it_was_when_it_was_handed_over(tmp_path, drafter, monkeypatch):
+    go, write = threading.Event(), keeper.write_files
+
+    def slow(files, folder):
+        assert go.wait(60)
+        write(files, folder)
+
+    monkeypatch.setattr(keeper, "write_files", slow)
+    kept = Keeper(tmp_path / "drafter")
+    first = drafter.fc.clone()
+    assert kept.keep(drafter), "it returns while the file is not there yet"
+    assert not (tmp_path / "drafter").exists()
+    drafter.fc.data.mul_(2)  # training goes on
+    assert not kept.keep(drafter), "one at a time"
+    go.set()
+    kept.wait()
+    assert torch.equal(load_drafter(tmp_path / "drafter", drafter.policy).fc, first)
+    assert kept.keep(drafter)
+    kept.wait()
+    assert torch.equal(load_drafter(tmp_path / "drafter", drafter.policy).fc, drafter.fc)
+    assert sorted(f.name for f in (tmp_path / "drafter").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_what_cannot_be_written_is_said(tmp_path, drafter):
+    (tmp_path / "drafter").write_text("a file where a folder should be")
+    kept = Keeper(tmp_path / "drafter")
+    kept.keep(drafter)
+    with pytest.raises(OSError, match="drafter"):
+        kept.wait()
+
+
+def test_a_run_leaves_its_newest_drafter(tmp_path):
+    """Also before its first checkpoint."""
+    words = "steps=3 rollout.prompts=4 rollout.samples=4 rollout.max_tokens=60 cluster.workers=1 model.threads=1 "
+    words += "speculation.drafter=new spot.when=update spot.share=0.5 checkpoint.every=0 log.tensorboard=false"
+    _, rows = train(load_config(None, [*words.split(), f"run_dir={tmp_path / 'run'}"]))
+    assert rows[-1]["drafter/version"] > 0
+    assert (tmp_path / "run" / "drafter" / "model.safetensors").is_file()

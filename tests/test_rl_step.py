@@ -1,0 +1,102 @@
+"""What benchmarks/rl_step.py measures, on the embedded model, and what it makes of it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.observe.energy import EnergyMeter, spent
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def rl_step():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS)
+        yield importlib.import_module("rl_step")
+
+
+def run(module, monkeypatch, capsys, *words: object) -> dict:
+    monkeypatch.setattr("sys.argv", [f"{module.__name__}.py", *map(str, words)])
+    module.main()
+    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def test_steps_of_both_ways(rl_step, monkeypatch, capsys):
+    small = ["--prompts", 2, "--samples", 2, "--set", "model.dtype=float64"]
+    r = run(rl_step, monkeypatch, capsys, "--steps", 2, "--max-tokens", 60, "--difficulty", "medium", *small)
+    assert r["steps"] == 2 and len(r["rows"]) == 3, "one more, before them"
+    assert r["identical"] == r["responses"] == 12 and r["reward_gap"] == 0.0 == r["reward_gap_error"]
+    assert r["step_speedup_range"][0] <= r["step_speedup"] <= r["step_speedup_range"][1]
+    row = r["rows"][1]
+    assert (
+        row["rest_s"] >= row["timing_s/update_actor"] - 1e-3 > 0 and row["tokens"]["plain"] == row["tokens"]["adaptive"]
+    )
+    assert sum(r["shares"].values()) == pytest.approx(1.0, abs=0.01) and r["first_token_s"] >= r["ready_s"] > 0
+    assert r["plan_gb"]["weights"] > 0 and r["joules_per_step"] == {"plain": None, "adaptive": None}
+
+
+def test_answers_of_one_length(rl_step, monkeypatch, capsys):
+    r = run(rl_step, monkeypatch, capsys, "--steps", 1, "--flat", 24, "--prompts", 2, "--samples", 2)
+    assert r["tail"] == 1.0 and {row["response_length/mean"] for row in r["rows"]} == {24.0}
+
+
+def test_the_summary_of_recorded_steps(rl_step):
+    from paceline.compare import Step
+
+    metrics = {"response_length/p50": 100.0, "response_length/p99": 1000.0, "rollout/spec_accept_length": 5.0,
+               "timing_s/update_actor": 2.0, "rollout/share/plain": 0.5, "rollout/share/verify": 0.5}  # fmt: skip
+    steps = [
+        Step(
+            {"plain": slow, "adaptive": 2.0},
+            rest_s=3.0,
+            rewards={"plain": 0.5, "adaptive": 0.5 + gap},
+            reward_s={"plain": 0.5, "adaptive": 1.0},
+            lengths={"plain": [3, 9], "adaptive": [4, 5]},
+            joules={"plain": 900.0, "adaptive": 300.0},
+            rest_joules=100.0,
+            metrics=metrics,
+        )
+        for slow, gap in ((90.0, 0.1), (10.0, -0.1), (12.0, 0.0))
+    ]
+    s = rl_step.summarize(steps)
+    # 10 + 3 - 1 + 0.5 and 12 + 3 - 1 + 0.5 against 2 + 3; the first step is left out.
+    assert s["step_speedup"] == 2.7 and s["step_speedup_range"] == [2.5, 2.9] and s["steps"] == 2
+    assert s["reward_gap"] == 0.0 and s["reward_gap_error"] == pytest.approx(0.1 / 3**0.5, abs=1e-3)
+    assert s["joules_per_step"] == {"plain": 1000.0, "adaptive": 400.0} and s["tail"] == 10.0
+    assert s["longest"] == {"plain": 9, "adaptive": 5} and s["tokens"] == {"plain": 12, "adaptive": 9}
+
+
+def test_peers_write_as_much_and_are_stopped(monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS)
+        peers = importlib.import_module("peers")
+    small = ["--prompts", 2, "--samples", 2, "--max-tokens", 40, "--difficulty", "medium", "--repeat", 1]
+    r = run(peers, monkeypatch, capsys, *small, "--cap", 60)
+    for peer in r["peers"].values():
+        assert peer["finished"] and peer["tokens"] == r["tokens"] == r["ours"]["plain"]["tokens"]
+        assert peer["ratio_plain"] == pytest.approx(peer["seconds"] / r["ours"]["plain"]["seconds"], rel=0.1)
+    stopped = run(peers, monkeypatch, capsys, *small, "--cap", 0.0001, "--peers", "generate")["peers"]["generate"]
+    assert not stopped["finished"] and stopped["steps"] == 1 and stopped["would_take_s"] >= 0
+
+
+def test_energy_is_counted_or_unknown():
+    assert EnergyMeter(torch.device("cpu")).joules() is None
+    assert spent(None, 3.0) is None and spent(3.0, None) is None and spent(3.0, 5.0) == 2.0
+
+
+@pytest.mark.gpu
+def test_energy_of_a_gpu():
+    meter = EnergyMeter(torch.device("cuda"))
+    before = meter.joules()
+    x = torch.randn(8192, 8192, device="cuda")
+    for _ in range(200):
+        x = (x @ x).clamp(-1, 1)
+    torch.cuda.synchronize()
+    used = spent(before, meter.joules())
+    assert used is None or used > 0
