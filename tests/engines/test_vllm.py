@@ -110,13 +110,19 @@ def test_the_embedded_drafter_is_accepted_as_often_as_here(form, policy, plain, 
     print(f"{same} of {PROMPTS} answers are the same in both engines")
 
 
+def trimmed(model: Decoder, vocab: torch.Tensor, embedded: Path, folder: Path) -> NeuralDrafter:
+    """The embedded drafter with fewer tokens to guess, also saved."""
+    whole = load_drafter(embedded / "drafter", model)
+    drafter = NeuralDrafter(model, whole.shape, vocab)
+    drafter.load_state_dict(whole.state_dict())
+    save_drafter(drafter, folder)
+    return drafter
+
+
 def test_a_part_of_the_vocabulary(policy, plain, prompts, model, embedded, tmp_path):
     common = [token for token, _ in Counter(t for answer in plain for t in answer).most_common()]
     some = torch.tensor(sorted(common[:-2]))  # without the rarest
-    whole = load_drafter(embedded / "drafter", model)
-    drafter = NeuralDrafter(model, whole.shape, some)
-    drafter.load_state_dict(whole.state_dict())
-    save_drafter(drafter, tmp_path / "some")
+    drafter = trimmed(model, some, embedded, tmp_path / "some")
     export_drafter(str(tmp_path / "some"), tmp_path / "drafter", model=str(policy))
     _, accept_length = ours(model, drafter, prompts)
     holds(vllm(tmp_path, policy, prompts, tmp_path / "drafter"), plain, accept_length, f"{len(some)} of 104 tokens")
@@ -136,12 +142,17 @@ def test_a_policy_too_shallow_for_the_usual_layers(tmp_path):
     holds(vllm(tmp_path, tmp_path / "policy", prompts, tmp_path / "drafter", **job), plain, accept_length, "shallow")
 
 
-def test_the_speculators_library_loads_every_tensor(policy, tmp_path):
-    export_drafter("embedded", tmp_path / "drafter", "speculators", policy_name=str(policy))
+@pytest.mark.parametrize("part", [False, True], ids=["all tokens", "some"])
+def test_the_speculators_library_loads_every_tensor(part, policy, model, embedded, tmp_path):
+    trimmed(model, torch.arange(3, 90), embedded, tmp_path / "some")
+    what, name = (str(tmp_path / "some"), str(policy)) if part else ("embedded", None)
+    export_drafter(what, tmp_path / "drafter", "speculators", model=name, policy_name=str(policy))
+    written = load_file(tmp_path / "drafter/model.safetensors")
+    assert ("d2t" in written) == part
     said = json.loads(in_venv("load_speculators.py", tmp_path / "drafter").splitlines()[-1])
     assert said == {
         "class": "Eagle3DraftModel",
-        "equal": len(load_file(tmp_path / "drafter/model.safetensors")),
+        "equal": len(written),
         "different": [],
         "missing": [],
         "window": 128,
