@@ -234,10 +234,11 @@ class Worker:
             self.tell(Alive(*self._me))
 
     def _now_doing(self, what: str | None) -> None:
-        """Idle or training; None while it decodes, which the engine's rounds tell."""
+        """Idle or training; None while it decodes, which the engine's rounds tell. A worker that is alone waits for
+        nobody: when it has nothing left to write, answers are being judged."""
         name, since = self._doing
         now = time.time()
-        if name and now - since > SHORT:
+        if name and now - since > SHORT and not (name == IDLE and self.post.workers == 1):
             self._add_span(Span(self.post.number, name, since, now - since, self._step, {}))
         self._doing = (what or "", now)
 
