@@ -190,3 +190,5 @@ def test_the_site_builds_without_a_warning(tmp_path):
         assert "](" not in re.sub(r"<(pre|code|script).*?</\1>", "", html, flags=re.DOTALL), f"{name} shows a raw link"
     assert "rollout.max_tokens" in (site / "settings.html").read_text(encoding="utf-8")
     assert not (site / "hooks").exists()
+    index = (site / "search" / "search_index.js").read_text(encoding="utf-8")
+    assert index.startswith("var __index = {") and "rollout.max_tokens" in index, "search in pages opened as files"

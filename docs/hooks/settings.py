@@ -75,4 +75,9 @@ def kind(field: dict) -> str:
 
 def _bounds(field: dict) -> str:
     said = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
-    return "".join(f" {word} {field[key]:g}" for key, word in said.items() if key in field)
+    return "".join(f" {word} {_number(field[key])}" for key, word in said.items() if key in field)
+
+
+def _number(value: float) -> str:
+    power = value.bit_length() - 1 if isinstance(value, int) else 0
+    return f"2^{power}" if power > 20 and value == 2**power else f"{value:g}"
