@@ -14,6 +14,7 @@ import typer
 
 from paceline import cli
 from paceline.config import Config, describe_settings, load_config, setting_names
+from paceline.loop import train
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -158,6 +159,20 @@ def test_recipes_on_the_pages_are_valid(tmp_path):
     for block in blocks:
         (recipe := tmp_path / "recipe.yaml").write_text(block)
         load_config(str(recipe))
+
+
+def test_every_metric_is_explained(tmp_path):
+    known = set()
+    for row in re.findall(r"^\| (`.+?) \|", (DOCS / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE):
+        first, *others = re.findall(r"`([^`]+)`", row)
+        known |= {first, *others, *(f"{first.rpartition('/')[0]}/{name}" for name in others)}
+    known = {re.sub(r"/[A-Z]+$", "/", name) for name in known}  # of reward/FUNCTION any will do
+    small = ["rollout.prompts=2", "rollout.samples=2", "rollout.max_tokens=40", "model.threads=1", "reward.workers=0"]
+    quiet = ["log.tensorboard=false", "cluster.workers=1", "spot.when=update", "steps=2", f"run_dir={tmp_path / 'run'}"]
+    _, rows = train(load_config(None, small + quiet))
+    names = {name for row in rows for name in row} - {"step"}
+    assert "rollout/spec_accept_length" in names and "timing_s/train_drafter" in names
+    assert not {n for n in names if n not in known and f"{n.rpartition('/')[0]}/" not in known}
 
 
 @pytest.mark.parametrize(
