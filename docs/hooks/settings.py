@@ -43,7 +43,7 @@ def _rows(schema: dict, fields: dict[str, dict], prefix: str) -> list[str]:
         key = prefix + name
         default = f"`{_default(field)}`" if "default" in field else "must be given" if "[]" in key else _empty(field)
         text = " ".join(field["description"].split()).replace("|", "\\|")
-        rows.append(f"| `{key}`{{: #{key.replace('[]', '')} }} | {default} | {text} *{kind(field)}* |")
+        rows.append(f"| `{key}`{{: #{key.replace('[]', '')} }} | {default} | {text}<br>*{kind(field)}* |")
         if "$ref" in field.get("items", {}):  # a list of sections: what each of its members has
             rows += _rows(schema, _follow(schema, field["items"])["properties"], f"{key}[].")
     return rows
@@ -67,7 +67,7 @@ def kind(field: dict) -> str:
     if "prefixItems" in field:
         return f"list of {len(field['prefixItems'])} numbers"
     if field["type"] == "array":
-        return f"list of {kind(field['items'])}" if "type" in field["items"] else "list"
+        return "list of texts" if field["items"].get("type") == "string" else "list"
     words = {"integer": "whole number", "string": "text", "boolean": "`true` or `false`", "null": "`null`"}
     words |= {"object": "settings of its own"}
     return words.get(field["type"], field["type"]) + _bounds(field)
