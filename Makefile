@@ -16,7 +16,7 @@ train: $(READY)
 	$(BIN)/paceline train
 
 test: lint $(TESTS)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(TESTS)
 	$(BIN)/ruff check .

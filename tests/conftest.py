@@ -58,3 +58,12 @@ def embedded() -> Path:
     from paceline.model.checkpoint import EMBEDDED
 
     return EMBEDDED
+
+
+LONGEST = ("test_kills", "test_cli", "test_exactness", "test_equal", "test_resume", "test_swap", "test_toggles")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first: processes that share the files then end at about the same time."""
+    place = {name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
