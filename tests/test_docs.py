@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -16,6 +15,8 @@ from paceline import cli
 from paceline.config import Config, describe_settings, load_config, setting_names
 from paceline.loop import train
 
+from .conftest import load_file
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -23,14 +24,7 @@ FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
-def hook(name: str):
-    spec = importlib.util.spec_from_file_location(f"docs_hook_{name}", DOCS / "hooks" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-settings_hook = hook("settings")
+settings_hook = load_file(DOCS / "hooks" / "settings.py")
 
 
 def text_of(page: Path) -> str:
@@ -184,7 +178,8 @@ def test_every_metric_is_explained(tmp_path):
 )
 def test_links_out_of_the_docs_become_paths(source, code, words):
     rest = "[c](c.md#d), ![p](p.svg), [w](https://w.org), [e](#e)\n```\n[x](../src/x.py)\n```\n"
-    made = hook("links").rewrite(f"see [`a.py`](../src/a.py), [it\nwon](../benchmarks/b.txt), {rest}", "", source)
+    links = load_file(DOCS / "hooks" / "links.py")
+    made = links.rewrite(f"see [`a.py`](../src/a.py), [it\nwon](../benchmarks/b.txt), {rest}", "", source)
     assert made == f"see {code}, {words}, {rest}"
 
 
