@@ -4,23 +4,29 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTS  := $(VENV)/.ready-test
+DOCS   := $(VENV)/.ready-docs
 VLLM   := .venv-vllm
 # Processes that run tests side by side, with one thread each: most tests do many small things, which threads cannot
 # share. A file's tests stay together, because they share what takes long to make.
 WORKERS ?= 2
 
-.PHONY: train test lint soak sanitize test-vllm clean
+.PHONY: train test lint docs soak sanitize test-vllm clean
 
 train: $(READY)
 	$(BIN)/paceline train
 
 test: lint $(TESTS)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(TESTS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation as a site: site/index.html. A warning is an error; make test builds it too.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 # The long forms of the tests that CI runs short.
 soak: $(TESTS)
@@ -47,6 +53,10 @@ $(TESTS): $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
 	touch $@
 
+$(DOCS): $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	touch $@
+
 # Both ask for torch packages that are not needed, so they come without their dependencies.
 $(VLLM)/.ready: tests/engines/requirements.txt constraints.txt
 	$(PYTHON) -m venv $(VLLM)
@@ -56,4 +66,4 @@ $(VLLM)/.ready: tests/engines/requirements.txt constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

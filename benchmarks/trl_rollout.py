@@ -25,7 +25,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
@@ -105,6 +105,7 @@ def run(args: argparse.Namespace, seed: int, ours: bool, data: Dataset) -> Resul
             **({"rollout_func": rollout, "callbacks": [rollout]} if ours else {}),
         )
         trainer.result = result
+        trainer.remove_callback(PrinterCallback)  # what it prints is in the table
         trainer.train()
         result.log = [row for row in trainer.state.log_history if "reward" in row]
     return result

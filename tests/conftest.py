@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -58,3 +60,21 @@ def embedded() -> Path:
     from paceline.model.checkpoint import EMBEDDED
 
     return EMBEDDED
+
+
+def load_file(path: Path) -> ModuleType:
+    """A script that is in no package, as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+LONGEST = ("test_kills", "test_cli", "test_exactness", "test_equal", "test_resume", "test_swap", "test_toggles")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first: processes that share the files then end at about the same time."""
+    place = {name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))

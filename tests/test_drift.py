@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+
+from .conftest import load_file
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "drift.py"
 
 
 @pytest.fixture(scope="module")
 def drift():
-    spec = importlib.util.spec_from_file_location("drift", FILE)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(FILE)
 
 
 def recorded(steps: int, rollout_s: float, training_s: float = 0.0):

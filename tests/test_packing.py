@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from pathlib import Path
 
@@ -13,16 +12,13 @@ from paceline.draft.training import read_texts, unrolled_loss
 from paceline.spot.buffer import Sample
 from paceline.spot.trainer import lay_out
 
-from .conftest import tiny_model
+from .conftest import load_file, tiny_model
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "packing.py"
 
 
 def test_padding_changes_nothing_but_the_cost():
-    spec = importlib.util.spec_from_file_location("packing", FILE)
-    assert spec and spec.loader
-    packing = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(packing)
+    packing = load_file(FILE)
     drafter = NeuralDrafter(tiny_model(dtype=torch.float64), DrafterShape(64, 16)).init_weights(1, std=0.2)
     dice, samples = random.Random(3), []
     for length in (9, 40, 23):

@@ -83,7 +83,7 @@ class RolloutConfig(Section):
     samples: int = Field(8, ge=1)
     """Answers per prompt: the size of a group."""
     temperature: float = Field(1.0, ge=0)
-    """0 is greedy."""
+    """How evenly tokens are drawn: 1 as the policy has it, lower is surer, 0 always takes the likeliest (greedy)."""
     top_k: int = Field(0, ge=0)
     """Keep the k most likely tokens; 0 keeps all."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -261,19 +261,29 @@ class Config(Section):
     seed: int = Field(0, ge=0, lt=2**63)
     """Everything random is a function of this number."""
     steps: int = Field(100, ge=1)
-    """RL steps."""
+    """RL steps: each is a rollout, its rewards and an update."""
     run_dir: str | None = None
     """Directory of the run; `null` makes a new one under runs/."""
     model: ModelConfig = ModelConfig()
+    """The policy: which model, how exact, and where it runs."""
     task: TaskConfig = TaskConfig()
+    """Where prompts come from."""
     reward: RewardConfig = RewardConfig()
+    """What answers are worth, and how that is found out."""
     rollout: RolloutConfig = RolloutConfig()
+    """How answers are written: how many, how they are drawn, and what the engine may use."""
     speculation: SpeculationConfig = SpeculationConfig()
+    """Guessing ahead, which changes how fast tokens come and not which."""
     spot: SpotConfig = SpotConfig()
+    """Training the drafter during a run, best where workers would have stood still."""
     cluster: ClusterConfig = ClusterConfig()
+    """How many workers there are, what they run on, and what happens when one is lost."""
     learn: LearnConfig = LearnConfig()
+    """The update: algorithm, optimizer and how the batch is cut."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    """How often the run is saved, and how much of that is kept."""
     log: LogConfig = LogConfig()
+    """Where metrics and answers are written, besides `metrics.jsonl`."""
 
 
 def load_config(recipe: str | None = None, overrides: list[str] | None = None) -> Config:

@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from paceline.build import NEW_WINDOW, engine_settings, find_drafter
+from paceline.build import NEW_WINDOW, choose_device, engine_settings, find_drafter
+from paceline.cluster.make import choose_workers
 from paceline.config import Config
 from paceline.draft.neural import WINDOW, DrafterShape, NeuralDrafter
 from paceline.draft.strategy import Strategy, default_strategies
 from paceline.errors import UserError
+from paceline.learn.algorithms import resolve
 from paceline.learn.logprobs import LOGITS_AT_ONCE
 from paceline.learn.optimizer import PIECE
 from paceline.learn.shards import COPIES
@@ -303,9 +305,6 @@ def engines_to_compare(config: Config) -> int:
 
 def show_plan(config: Config, compare: bool = False) -> Table:
     """The plan of a run as a table; what does not fit is an error."""
-    from paceline.cluster.make import choose_workers
-    from paceline.learn.algorithms import resolve
-
     config = choose_workers(resolve(config))
     engines = engines_to_compare(config) if compare else 1
     plan = plan_run(config, read_config(find_model(config.model.path)), engines)
@@ -321,8 +320,6 @@ def show_plan(config: Config, compare: bool = False) -> Table:
 
 def find_room(config: Config) -> Room | None:
     """The device of this machine that the run's workers share."""
-    from paceline.build import choose_device
-
     c = config.cluster
     if c.backend == "ray":
         return None

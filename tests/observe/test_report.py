@@ -98,7 +98,8 @@ def test_the_timeline_agrees_with_the_metrics(real_run):
         rollout = [s for s in spans if s.step == step and s.name == ROLLOUT]
         assert sum(s.seconds for s in rollout) == pytest.approx(row["timing_s/gen"], rel=0.1, abs=0.05)
     ordered = sorted((s for s in spans if s.name != ROLLOUT), key=lambda s: s.start)
-    assert all(a.end <= b.start + 1e-3 for a, b in itertools.pairwise(ordered)), "a worker does one thing"
+    both = [(a, b) for a, b in itertools.pairwise(ordered) if a.end > b.start + 1e-3]
+    assert not both, f"a worker does one thing: {both[:3]}"
     assert json.loads((real_run / "timeline.json").read_text()), "a finished run's timeline is whole JSON"
 
 
@@ -195,7 +196,7 @@ def test_each_step_shows_its_part_of_a_loss(struck_run):
         lost = [s for s in spans if s.name == LOST]
         assert [s.worker for s in lost] == ([1] if 2 <= step < loss.back else [])
         for span in lost:
-            assert min(s.start for s in others) <= span.start and span.end <= max(s.end for s in others)
+            assert min(s.start for s in others) <= span.start and span.end <= max(s.end for s in others) + 1e-6
             assert not any(s.worker == 1 and s.start < span.end and span.start < s.end for s in others)
     took_part = {(s.step, s.worker) for s in run.spans if s.name == UPDATE}
     assert {step for step, worker in took_part if worker == 1} == {1, *range(loss.back, 6)}

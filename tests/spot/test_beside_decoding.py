@@ -67,6 +67,19 @@ def test_it_stops_within_a_step_and_starts_again():
     assert beside.stop().loss > 0
 
 
+@pytest.mark.parametrize(("due", "waiting", "trains"), [(True, 0, True), (False, 0, False), (True, 1, False)])
+def test_it_trains_beside_the_last_requests_only(due, waiting, trains):
+    beside = BesideDecoding(make())
+    beside.start(due)
+    for left in (16, 16, 9, 5):
+        beside.after_round(left, waiting)
+    assert beside._packs is None, "too many are running"
+    for _ in range(200):
+        beside.after_round(4, waiting)
+        time.sleep(0.001)
+    assert (beside.stop().steps > 0) == trains
+
+
 def test_nothing_to_learn_from():
     beside = BesideDecoding(make(0))
     beside.start()

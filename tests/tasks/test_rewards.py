@@ -154,6 +154,34 @@ def test_a_lost_process_costs_one_answer(file, name, problem):
     assert f"{file}:{name}" in got[2].error and problem in got[2].error
 
 
+def test_a_process_that_ended_before_it_was_asked_costs_nothing(file):
+    judge = Judge([(f"{file}:exits", 1.0)], workers=1, timeout_s=60)
+    try:
+        judge.ready()
+        judge._workers[0].process.kill()
+        judge._workers[0].process.wait()
+        judge.submit(0, SAMPLE, "ok", [1])
+        [verdict] = judge.collect(block=True)
+    finally:
+        judge.close()
+    assert verdict.ticket == 0 and verdict.error is None
+
+
+def test_more_answers_for_a_process_that_is_ending(file):
+    judge = Judge([(f"{file}:exits", 1.0)], workers=1, timeout_s=60)
+    try:
+        judge.ready()
+        judge.submit(0, SAMPLE, "slow", [1])
+        judge._workers[0].process.wait()  # it is gone, and nobody has looked yet
+        judge.submit(1, SAMPLE, "ok", [1])
+        out = {}
+        while judge.open:
+            out |= {v.ticket: v for v in judge.collect(block=True)}
+    finally:
+        judge.close()
+    assert "ended its process" in out[0].error and out[1].error is None
+
+
 def test_what_rewards_print_goes_to_a_file(file, tmp_path, capfd):
     verdicts([(f"{file}:prints", 1.0)], ["x"], log=tmp_path / "rewards.log")
     assert "hello from a reward" in (log := (tmp_path / "rewards.log").read_text()) and "goodbye" in log

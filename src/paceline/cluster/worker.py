@@ -30,7 +30,7 @@ from paceline.observe.timeline import IDLE, TRAIN, Span
 from paceline.rollout import Completion, Engine, Request
 from paceline.rollout.differences import Difference, explain
 from paceline.rollout.stats import EngineStats, Round
-from paceline.spot.beside import FEW, BesideDecoding
+from paceline.spot.beside import BesideDecoding
 from paceline.spot.keeper import Keeper
 from paceline.spot.learning import DrafterLearning, when_to_train
 from paceline.spot.merge import contribution, merged
@@ -81,8 +81,6 @@ class Worker:
         self._engines: dict[str, Engine] = {}
         self.adaptive = self.engine = self._engine("adaptive")
         self._beside: BesideDecoding | None = None
-        self._trains_beside = False
-        self._most = 0  # requests that were unfinished at once in this rollout
         self.spot = self._make_spot()
         self.training = False
         self._lesson: Lesson | None = None
@@ -158,10 +156,8 @@ class Worker:
         self._doing = (IDLE, time.time())
         if self.spot and self.engine is self.adaptive:
             self.spot.begin_rollout(new)
-        self._most = 0
-        self._trains_beside = train and self._beside is not None and self.engine is self.adaptive
         if self._beside:
-            self._beside.start()
+            self._beside.start(train and self.engine is self.adaptive)
 
     def _add_span(self, span: Span) -> None:
         self._spans.append(span)
@@ -211,8 +207,8 @@ class Worker:
         if self.spot and self.engine is self.adaptive and not self._beside:
             for completion in done:
                 self.spot.finished(completion.request.prompt, completion.tokens)
-        if self._beside and self._trains_beside and self._is_tail():
-            self._beside.poll()
+        if self._beside:
+            self._beside.after_round(self.engine.unfinished, self.engine.waiting)
         now = time.monotonic()
         if done or now > self._word:
             self._word = now + SILENCE
@@ -221,12 +217,6 @@ class Worker:
         if not self.engine.unfinished:
             self._now_doing(IDLE)
 
-    def _is_tail(self) -> bool:
-        """Whether only the last few requests are running."""
-        left = self.engine.unfinished
-        self._most = max(self._most, left)
-        return 0 < left * FEW <= self._most and not self.engine.waiting
-
     def _still_there(self) -> None:
         now = time.monotonic()
         if now > self._word:
@@ -234,10 +224,11 @@ class Worker:
             self.tell(Alive(*self._me))
 
     def _now_doing(self, what: str | None) -> None:
-        """Idle or training; None while it decodes, which the engine's rounds tell."""
+        """Idle or training; None while it decodes, which the engine's rounds tell. A worker that is alone waits for
+        nobody: when it has nothing left to write, answers are being judged."""
         name, since = self._doing
         now = time.time()
-        if name and now - since > SHORT:
+        if name and now - since > SHORT and not (name == IDLE and self.post.workers == 1):
             self._add_span(Span(self.post.number, name, since, now - since, self._step, {}))
         self._doing = (what or "", now)
 

@@ -54,8 +54,10 @@ def read_texts(drafter: NeuralDrafter, answers: list[tuple[list[int], int]]) -> 
 
 def before_answers(lengths: list[int], prompts: list[int]) -> Tensor:
     """bool [N] for texts end to end: whether the token behind is part of the text's answer."""
-    pairs = zip(lengths, prompts, strict=True)
-    return torch.tensor([prompt <= i + 1 < length for length, prompt in pairs for i in range(length)])
+    parts = [torch.zeros(length, dtype=torch.bool) for length in lengths]
+    for part, prompt in zip(parts, prompts, strict=True):
+        part[max(0, prompt - 1) : -1] = True
+    return torch.cat(parts)
 
 
 class UnrolledAttention:
@@ -111,21 +113,24 @@ def _back(x: Tensor, places: int) -> Tensor:
     return x if places == 0 else F.pad(x, (0, 0) * (x.dim() - 1) + (places, 0))[: len(x)]
 
 
-def _unroll(drafter: NeuralDrafter, texts: Texts, runs: int, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For each guess in a row, at the places `rows` [M]: whether it counts [M], the drafter's logits and the policy's
-    probabilities."""
-    policy, dtype = drafter.policy, drafter.fc.dtype
+@torch.no_grad()
+def _wanted(drafter: NeuralDrafter, texts: Texts, rows: Tensor) -> Tensor:
+    """What the policy would draw from at the places `rows` [M], among the tokens that can be guessed: probabilities
+    [M, guessable tokens]"""
+    hidden = texts.hidden[rows]
+    logits = drafter.policy.logits(hidden) if drafter.vocab is None else torch.mm(hidden, drafter.head().t())
+    return logits.float().softmax(-1)
+
+
+def _unroll(drafter: NeuralDrafter, texts: Texts, runs: int, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each guess in a row, at the places `rows` [M]: whether it counts [M], and the drafter's logits."""
+    dtype = drafter.fc.dtype
     attention = UnrolledAttention(texts.place, drafter.shape.window)
     hidden = drafter.fuse(_back(texts.features, 1).masked_fill(texts.place[:, None] == 0, 0).to(dtype))
     learn, place = texts.learn[rows], texts.place[rows]
-    with torch.no_grad():
-        wanted = policy.logits(texts.hidden[rows]).float()
-        if drafter.vocab is not None:
-            wanted = wanted[:, drafter.vocab]
-        target = wanted.softmax(-1)
     for run in range(runs):
         out = drafter(texts.tokens, hidden, texts.place, attention)
-        yield (learn & (place >= run)).float(), drafter.logits(out[rows]).float(), target
+        yield (learn & (place >= run)).float(), drafter.logits(out[rows]).float()
         hidden = _back(out, 1)
 
 
@@ -138,13 +143,14 @@ def unrolled_loss(
     if rows is None:
         rows = texts.learn.nonzero()[:, 0]
     total, weight = (torch.zeros((), device=texts.tokens.device) for _ in range(2))
-    agree = []
-    for run, (counts, logits, target) in enumerate(_unroll(drafter, texts, runs, rows)):
+    target, agree = _wanted(drafter, texts, rows), []
+    likeliest = target.argmax(-1)
+    for run, (counts, logits) in enumerate(_unroll(drafter, texts, runs, rows)):
         count = counts.sum()
         share = counts / count.clamp(min=1.0)
         total = total + discount**run * (share * _distance(logits, target, loss)).sum()
         weight = weight + discount**run * (count > 0)  # texts may all be shorter than that
-        agree.append((share * (logits.argmax(-1) == target.argmax(-1))).sum().detach())
+        agree.append((share * (logits.argmax(-1) == likeliest)).sum().detach())
     return total / weight, torch.stack(agree)
 
 
@@ -154,7 +160,8 @@ def expected_accept_length(drafter: NeuralDrafter, texts: Texts, runs: int) -> f
     what decides between two drafters without decoding anything."""
     rows = texts.learn.nonzero()[:, 0]
     written, alive = (torch.zeros(len(texts.tokens), device=texts.tokens.device) for _ in range(2))
-    for run, (counts, logits, target) in enumerate(_unroll(drafter, texts, runs, rows)):
+    target = _wanted(drafter, texts, rows)
+    for run, (counts, logits) in enumerate(_unroll(drafter, texts, runs, rows)):
         holds = torch.zeros_like(alive)
         holds[rows] = counts * torch.minimum(logits.softmax(-1), target).sum(-1)
         # A guess is reached if the one before it, one place back, held; none follows the end of a text.

@@ -139,8 +139,7 @@ def _training(source: Source, d: Drafter) -> list[str]:
     lines = []
     known = d.config["paceline"].get("trained")
     if known:
-        units = {"tokens": "tokens", "steps": "steps", "minutes": "minutes"}
-        how = [f"{known[name]:,} {unit}" for name, unit in units.items() if name in known]
+        how = [f"{known[name]:,} {name}" for name in ("tokens", "steps") if name in known]
         lines.append(f"{known['answers']:,} answers of `{known['policy']}` to {known['task']} ({', '.join(how)}).")
     if source.drafter_of_run and source.config:
         began = source.config.speculation.drafter

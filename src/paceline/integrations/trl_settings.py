@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from paceline.errors import UserError
+from paceline.model.decoder import as_dtype
 from paceline.rollout import Sampling
 
 # Values of `generation_kwargs` that change nothing, so that naming them does no harm.
@@ -80,7 +81,7 @@ def choose_dtype(trainer: Any, weights: torch.dtype, wanted: str) -> torch.dtype
     """The engine's precision. Under bfloat16 autocast the trainer's own products are made in bfloat16 too; a CPU is
     faster and surer in float32."""
     if wanted != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}[wanted]
+        return as_dtype(wanted, trainer.accelerator.device)
     if weights == torch.float64:
         return weights
     if trainer.accelerator.device.type != "cuda":

@@ -32,12 +32,20 @@ class BesideDecoding:
         self._packs: Iterator[list[Sample]] | None = None
         self._next: Future[Texts] | None = None
         self._since: float | None = None  # when the step that is being computed was begun
+        self._due = False
+        self._most = 0  # requests that were unfinished at once in this rollout
         self.spell = Spell()
         """What was trained since `start`."""
 
-    def start(self) -> None:
-        """A rollout begins."""
-        self.spell, self._packs = Spell(), None
+    def start(self, due: bool = True) -> None:
+        """A rollout begins, and training is due in its tail, or not."""
+        self.spell, self._packs, self._due, self._most = Spell(), None, due, 0
+
+    def after_round(self, left: int, waiting: int) -> None:
+        """So many requests are unfinished, of which so many have not begun: train if those that run are the last."""
+        self._most = max(self._most, left)
+        if self._due and not waiting and 0 < left * FEW <= self._most:
+            self.poll()
 
     def poll(self) -> None:
         """Between two rounds: end the step that is done, and begin the next one if it is laid out."""

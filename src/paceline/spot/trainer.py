@@ -80,11 +80,11 @@ class SpotTrainer:
         self.version = 0
         self._training = training or TrainSettings()
         self._dice, self._clock = random.Random(seed), clock
-        self._pins = drafter.fc.is_cuda
+        self._on_gpu = drafter.fc.is_cuda
         self._begin_anew()
-        self.size = float(FIRST_GPU if self._pins else FIRST)
+        self.size = float(FIRST_GPU if self._on_gpu else FIRST)
         """Tokens of the next step."""
-        self._least = self._smallest = float(SMALLEST if self._pins else LEAST)
+        self._least = self._smallest = float(SMALLEST if self._on_gpu else LEAST)
         self._last = (0, 0.0)  # tokens and seconds of the last step
         self.tokens = 0
         """Tokens trained on since the last version."""
@@ -116,7 +116,7 @@ class SpotTrainer:
         for; none if there is nothing to learn from."""
         for pack in self.packs():
             started, known = self._clock(), self._knows(pack)
-            self.begin(lay_out(pack, self._pins))
+            self.begin(lay_out(pack, self._on_gpu))
             spell = self.end()
             spell.seconds = self._clock() - started
             if known and spell.tokens > self.size / 2:  # what is left over at the end says little
@@ -134,8 +134,8 @@ class SpotTrainer:
 
     def _knows(self, pack: list[Sample]) -> bool:
         """Whether there was a step of this size: on a GPU the first captures a graph, and says nothing about others."""
-        size = size_of(sum(map(len, pack))) if self._pins else 0
-        known = not self._pins or size in self._known
+        size = size_of(sum(map(len, pack))) if self._on_gpu else 0
+        known = not self._on_gpu or size in self._known
         self._known.add(size)
         return known
 
@@ -172,7 +172,7 @@ class SpotTrainer:
         self._last = (tokens, seconds)
         wanted = tokens * self.settings.step_s / max(seconds, 1e-9)
         self.size = min(MOST, max(self._least, self.size / 2, min(wanted, 2 * self.size)))
-        if self._pins:  # graphs come in powers of two
+        if self._on_gpu:  # graphs come in powers of two
             self.size = 2.0 ** int(math.log2(self.size))
 
     def judge(self) -> Verdict:
@@ -189,7 +189,7 @@ class SpotTrainer:
                 tokens += len(sample)
         if not held_out:
             return Verdict(0.0, 0.0, 0)
-        texts, runs = lay_out(held_out, self._pins).to(self.drafter.fc.device), self._training.runs
+        texts, runs = lay_out(held_out, self._on_gpu).to(self.drafter.fc.device), self._training.runs
         before, after = (
             expected_accept_length(drafter, texts, runs) for drafter in (self.drafter, copy_of(self.drafter, weights))
         )

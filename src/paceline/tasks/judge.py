@@ -129,7 +129,14 @@ class Judge:
                     worker.started = time.monotonic()
                 job = self._waiting.popleft()
                 worker.jobs.append(job)
-                worker.orders.send(job)
+                try:
+                    worker.orders.send(job)
+                except BrokenPipeError:  # its process has ended
+                    worker.jobs.pop()
+                    self._waiting.appendleft(job)
+                    if worker.jobs:
+                        break  # `_poll` finds that out too, and whose fault it was
+                    self._lose(worker, "ended its process")
 
     def close(self) -> None:
         for worker in self._workers:

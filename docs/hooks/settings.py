@@ -1,0 +1,83 @@
+"""The settings page: every setting with its type, default and description, from the schema itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from paceline.config import Config
+
+MARK = "<!-- every setting -->"
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    if page.file.src_uri != "settings.md":
+        return markdown
+    if MARK not in markdown:
+        raise ValueError(f"docs/settings.md has lost the place for the settings: {MARK}")
+    return markdown.replace(MARK, render())
+
+
+def render() -> str:
+    """A table for the settings that stand alone, then a heading and a table for each section."""
+    schema = Config.model_json_schema()
+    sections = {k: p for k, p in schema["properties"].items() if "$ref" in p}
+    single = {k: p for k, p in schema["properties"].items() if k not in sections}
+    parts = [_table(schema, single, "")]
+    for name, field in sections.items():
+        parts += [f"## {name}", field["description"], _table(schema, _follow(schema, field)["properties"], f"{name}.")]
+    return "\n\n".join(parts)
+
+
+def _follow(schema: dict, field: dict) -> dict:
+    return schema["$defs"][field["$ref"].rpartition("/")[2]]
+
+
+def _table(schema: dict, fields: dict[str, dict], prefix: str) -> str:
+    return "\n".join(["| setting | default | |", "|---|---|---|", *_rows(schema, fields, prefix)])
+
+
+def _rows(schema: dict, fields: dict[str, dict], prefix: str) -> list[str]:
+    rows = []
+    for name, field in fields.items():
+        key = prefix + name
+        default = f"`{_default(field)}`" if "default" in field else "must be given" if "[]" in key else _empty(field)
+        text = " ".join(field["description"].split()).replace("|", "\\|")
+        rows.append(f"| `{key}`{{: #{key.replace('[]', '')} }} | {default} | {text}<br>*{kind(field)}* |")
+        if "$ref" in field.get("items", {}):  # a list of sections: what each of its members has
+            rows += _rows(schema, _follow(schema, field["items"])["properties"], f"{key}[].")
+    return rows
+
+
+def _default(field: dict) -> str:
+    value = field["default"]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _empty(field: dict) -> str:
+    return "`[]`" if field["type"] == "array" else "`{}`"
+
+
+def kind(field: dict) -> str:
+    """The type of a setting in words."""
+    if "anyOf" in field:
+        return " or ".join(kind(one) for one in field["anyOf"])
+    if "enum" in field:
+        return "one of " + ", ".join(f"`{value}`" for value in field["enum"])
+    if "prefixItems" in field:
+        return f"list of {len(field['prefixItems'])} numbers"
+    if field["type"] == "array":
+        return "list of texts" if field["items"].get("type") == "string" else "list"
+    words = {"integer": "whole number", "string": "text", "boolean": "`true` or `false`", "null": "`null`"}
+    words |= {"object": "settings of its own"}
+    return words.get(field["type"], field["type"]) + _bounds(field)
+
+
+def _bounds(field: dict) -> str:
+    said = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
+    return "".join(f" {word} {_number(field[key])}" for key, word in said.items() if key in field)
+
+
+def _number(value: float) -> str:
+    power = value.bit_length() - 1 if isinstance(value, int) else 0
+    return f"2^{power}" if power > 20 and value == 2**power else f"{value:g}"
