@@ -182,7 +182,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--only", default=",".join(NAMES), help="which kernels")
-    parser.add_argument("--pdl", action="store_true", help="launch kernels before their predecessors have ended")
+    parser.add_argument(
+        "--pdl", action=argparse.BooleanOptionalAction, default=device.pdl,
+        help="launch kernels before their predecessors have ended",
+    )  # fmt: skip
     args = parser.parse_args(argv)
     device.pdl = args.pdl
     # The interpreter computes in NumPy, which has no bfloat16.

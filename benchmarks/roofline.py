@@ -304,11 +304,14 @@ def measure_drafts(
 
 
 def compare_ways(args: argparse.Namespace, model: Decoder, clock: Clock, floor: Floor, table: Table) -> None:
-    """The same passes with cuBLAS's products, with those of the table, and with kernels that start early."""
-    tiles, pdl = product.TILES, kernels.pdl
+    """The same passes with cuBLAS's products, with those of the table, and with kernels that start early and ask for
+    so many MB of their weights."""
+    before = product.TILES, kernels.pdl, kernels.ahead_bytes
     pages = pages_for(max(args.batch), args.context)
-    for way, known, early in (("cublas", {}, False), ("tiles", tiles, False), ("early", tiles, True)):
-        product.TILES, kernels.pdl = known, early
+    ways: list[tuple[str, Any, bool, int]] = [("cublas", {}, False, 0), ("tiles", before[0], False, 0)]
+    ways += [(f"early, {mb} MB", before[0], True, mb << 20) for mb in args.ahead]
+    for way, *settings in ways:
+        product.TILES, kernels.pdl, kernels.ahead_bytes = settings
         bench = Bench(model, clock, max(args.batch), args.longest, pages)
         for batch in args.batch:
             bench.seat(batch, args.context)
@@ -316,7 +319,7 @@ def compare_ways(args: argparse.Namespace, model: Decoder, clock: Clock, floor: 
             one = table.add(f"decode [{way}]", batch, args.context, bench.decode(batch), least, 0.0)
             table.add(f"verify 8 [{way}]", batch, args.context, bench.verify(batch, chain(8)), least, one)
         del bench
-    product.TILES, kernels.pdl = tiles, pdl
+    product.TILES, kernels.pdl, kernels.ahead_bytes = before
 
 
 def measure_suffix(args: argparse.Namespace, plain: dict[Any, float]) -> list[dict[str, Any]]:
@@ -451,11 +454,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--profile", default="1x1,8x1,32x8", help="batch x tokens whose kernels are listed")
     parser.add_argument("--capture", type=int, default=0, help="capture all default strategies up to this batch size")
     parser.add_argument("--compare", action="store_true", help="products of cuBLAS, of the table, and started early")
+    parser.add_argument("--ahead", default="1,16", help="MB of weights that are asked for early, to compare")
     parser.add_argument("--tiles", help="a table of benchmarks/tune_products.py instead of the shipped one, or `none`")
-    parser.add_argument("--pdl", action="store_true", help="launch kernels before their predecessors have ended")
+    parser.add_argument(
+        "--pdl", action=argparse.BooleanOptionalAction, default=kernels.pdl,
+        help="launch kernels before their predecessors have ended",
+    )  # fmt: skip
     parser.add_argument("--repeat", type=int, default=20)
     args = parser.parse_args(argv)
-    for name in ("batch", "verify", "draft_batch", "window"):
+    for name in ("batch", "verify", "draft_batch", "window", "ahead"):
         setattr(args, name, [int(x) for x in getattr(args, name).split(",") if x])
     args.profile = [tuple(map(int, p.split("x"))) for p in args.profile.split(",") if p]
     args.longest = max(args.context, args.long) + ROOM

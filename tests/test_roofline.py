@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-WAYS = ("cublas", "tiles", "early")
+from .conftest import load_file
+
+WAYS = ("cublas", "tiles", "early, 1 MB", "early, 8 MB")
 FILE = Path(__file__).parents[1] / "benchmarks" / "roofline.py"
 
 
 @pytest.fixture(scope="module")
 def roofline():
-    spec = importlib.util.spec_from_file_location("roofline", FILE)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["roofline"] = module  # where its data classes look for their types
-    spec.loader.exec_module(module)
-    return module
+    return load_file(FILE)
 
 
 def test_a_small_run(roofline, capsys):
     short = "--geometry tiny --device cpu --batch 1,3 --context 70 --verify 4 --long 150 --long-batch 2"
-    summary = roofline.main([*short.split(), "--draft-batch", "3", "--window", "16", "--repeat", "1", "--compare"])
+    summary = roofline.main(
+        [*short.split(), "--draft-batch", "3", "--window", "16", "--repeat", "1", "--compare", "--ahead", "1,8"]
+    )
     assert [(r["pass"], r["batch"]) for r in summary["rows"]] == [
         ("decode", 1), ("verify 4 tokens", 1), ("verify tree 6x3/15", 1),
         ("decode", 3), ("verify 4 tokens", 3), ("verify tree 6x3/15", 3),

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from paceline.kernels.product import ROWS, Tile, read_tiles
 
+from .conftest import load_file
+
 FILE = Path(__file__).parents[1] / "benchmarks" / "tune_products.py"
 
 
 @pytest.fixture(scope="module")
 def tune():
-    spec = importlib.util.spec_from_file_location("tune_products", FILE)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(FILE)
 
 
 def test_splits_fill_the_card(tune):

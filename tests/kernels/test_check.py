@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -10,16 +9,14 @@ import pytest
 
 from paceline.kernels import settle_triton
 
+from ..conftest import load_file
+
 FILE = Path(__file__).parents[2] / "benchmarks" / "check_kernels.py"
 
 
 @pytest.fixture(scope="module")
 def check():
-    spec = importlib.util.spec_from_file_location("check_kernels", FILE)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(FILE)
 
 
 def test_a_wrong_kernel_is_noticed(check, monkeypatch, capsys):

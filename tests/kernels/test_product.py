@@ -39,6 +39,21 @@ def random(seed: int, dtype: torch.dtype, *shape: int, scale: float = 1.0) -> to
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
 
 
+@pytest.mark.parametrize(
+    ("out", "size", "tile", "lines"),
+    [
+        (64, 128, Tile(4, 64, vector=True), 2),  # a row is two lines
+        (64, 1024, Tile(16, 64, splits=4), 4),  # a split's share of it
+        (4096, 4096, Tile(4, 512, vector=True), 32),  # half of what there is
+        (2**18, 4096, Tile(4, 512, vector=True), 1),
+    ],
+)
+def test_weights_are_asked_for_early_as_far_as_the_cache_goes(out, size, tile, lines):
+    from paceline.kernels.product_triton import lines_ahead
+
+    assert lines_ahead(torch.empty(out, size, dtype=torch.bfloat16, device="meta"), tile) == lines
+
+
 @on
 @given(
     seed=seeds,

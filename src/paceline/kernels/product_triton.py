@@ -4,7 +4,8 @@ A matrix product of 1 to 64 rows is a read of its weights. Its inner dimension i
 processors busy too; the partial sums are float32 and whoever comes next adds them up, in order, together with what it
 has to do anyway (`epilogue_triton`). Nothing is added by atomics, so the same input gives the same output.
 
-Launched early (`device.pdl`), a kernel asks for its first weights, which depend on nothing, and then waits.
+Launched early (`device.pdl`), a kernel asks for its weights, or the first of them, which depend on nothing, and then
+waits: they are on their way to the cache while the kernels before it take their time.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paceline.kernels.device import starts_early
+from paceline.kernels import device
 from paceline.kernels.product import Tile
+
+LINE = 128  # bytes that memory is asked for at once
 
 
 def split_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
@@ -28,7 +31,7 @@ def split_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
         x, weight, part, x.stride(0), weight.stride(0), rows, out, size,
         tile.splits, BLOCK_M=block_rows(rows, tile), BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
         EVEN=size % tile.block_k == 0, WEIGHT_FIRST=tile.weight_first,
-        PRECISION=_precision(x), **_launch(x, tile),
+        PRECISION=_precision(x), **_launch(weight, tile),
     )  # fmt: skip
     return part
 
@@ -42,7 +45,7 @@ def gated_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
         x, weight, out, x.stride(0), weight.stride(0), rows, half, size,
         BLOCK_M=block_rows(rows, tile), BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
         EVEN=size % tile.block_k == 0, WEIGHT_FIRST=tile.weight_first, PRECISION=_precision(x),
-        **_launch(x, tile),
+        **_launch(weight, tile),
     )  # fmt: skip
     return out
 
@@ -56,9 +59,19 @@ def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
-def _launch(x: Tensor, tile: Tile) -> dict[str, int | bool]:
-    early = starts_early(x.device)
-    return {"num_warps": tile.warps, "num_stages": tile.stages, "PDL": early, "launch_pdl": early}
+def _launch(weight: Tensor, tile: Tile) -> dict[str, int | bool]:
+    early = device.starts_early(weight.device)
+    lines = lines_ahead(weight, tile) if early else 1
+    return {"num_warps": tile.warps, "num_stages": tile.stages, "LINES": lines, "PDL": early, "launch_pdl": early}
+
+
+def lines_ahead(weight: Tensor, tile: Tile) -> int:
+    """Of each row's stretch of a program, how many lines it asks for before its turn: a power of two."""
+    rows, size = weight.shape
+    blocks = triton.cdiv(triton.cdiv(size, tile.block_k), tile.splits)
+    all_of_it = triton.next_power_of_2(triton.cdiv(blocks * tile.block_k * weight.element_size(), LINE))
+    most = device.ahead_bytes // (rows * tile.splits * LINE)
+    return min(all_of_it, 1 << max(0, most.bit_length() - 1))
 
 
 @triton.jit
@@ -73,7 +86,7 @@ def ahead_of_time(pointers):
 def _split(
     x, weight, part, x_stride, weight_stride, rows, out, size, splits,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    EVEN: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    EVEN: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
@@ -83,7 +96,7 @@ def _split(
     last = tl.minimum(size, first + per_split * BLOCK_K)
     wide = tl.minimum(n, out - 1).to(tl.int64) * weight_stride  # columns behind the last are read again, not kept
     if PDL:
-        _prefetch(weight, wide, first, BLOCK_K)
+        _prefetch(weight, wide, first, last, LINES)
         gdc_launch_dependents()
         gdc_wait()
     m = tl.arange(0, BLOCK_M)
@@ -98,10 +111,11 @@ def _split(
 
 
 @triton.jit
-def _prefetch(weight, wide, first, BLOCK_K: tl.constexpr):
-    """The first stretch of every row of the tile, a line of 64 numbers at a time."""
-    line = tl.arange(0, 4) * 64
-    ahead_of_time(weight + wide[:, None] + (first + line)[None, :])
+def _prefetch(weight, wide, first, last, LINES: tl.constexpr):
+    """The first lines of the columns [first, last) of every row of the tile; what lies behind is not asked for."""
+    line: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth  # numbers of a line
+    at = tl.minimum(first + tl.arange(0, LINES) * line, tl.maximum(last, 1) - 1)
+    ahead_of_time(weight + wide[:, None] + at[None, :])
 
 
 @triton.jit
@@ -158,15 +172,15 @@ def _sum(
 def _gated(
     x, weight, out, x_stride, weight_stride, rows, half, size,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    EVEN: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    EVEN: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program makes the gates of its columns and what they gate in one loop, so both streams are read at once."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     wide = tl.minimum(n, half - 1).to(tl.int64) * weight_stride
     below = weight + half.to(tl.int64) * weight_stride
     if PDL:
-        _prefetch(weight, wide, 0, BLOCK_K)
-        _prefetch(below, wide, 0, BLOCK_K)
+        _prefetch(weight, wide, 0, size, LINES)
+        _prefetch(below, wide, 0, size, LINES)
         gdc_launch_dependents()
         gdc_wait()
     k = tl.arange(0, BLOCK_K)
