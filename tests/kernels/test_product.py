@@ -48,9 +48,11 @@ def random(seed: int, dtype: torch.dtype, *shape: int, scale: float = 1.0) -> to
         (2**18, 4096, Tile(4, 512, vector=True), 1),
     ],
 )
-def test_weights_are_asked_for_early_as_far_as_the_cache_goes(out, size, tile, lines):
+def test_weights_are_asked_for_early_as_far_as_wanted(out, size, tile, lines, monkeypatch):
+    from paceline.kernels import device
     from paceline.kernels.product_triton import lines_ahead
 
+    monkeypatch.setattr(device, "ahead_bytes", 16 << 20)
     assert lines_ahead(torch.empty(out, size, dtype=torch.bfloat16, device="meta"), tile) == lines
 
 
