@@ -10,7 +10,7 @@ VLLM   := .venv-vllm
 # share. A file's tests stay together, because they share what takes long to make.
 WORKERS ?= 2
 
-.PHONY: train test lint docs soak test-vllm clean
+.PHONY: train test lint docs soak sanitize test-vllm clean
 
 train: $(READY)
 	$(BIN)/paceline train
@@ -31,6 +31,13 @@ docs: $(DOCS)
 # The long forms of the tests that CI runs short.
 soak: $(TESTS)
 	$(BIN)/python -m pytest -m soak
+
+# Bad memory accesses and races of the kernels; needs a CUDA device and compute-sanitizer. Without PyTorch's own cache of
+# memory, so that what lies beside a tensor is not another one.
+SANITIZE := PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9
+sanitize: $(TESTS)
+	$(SANITIZE) --tool memcheck $(BIN)/python benchmarks/check_kernels.py
+	$(SANITIZE) --tool racecheck $(BIN)/python benchmarks/check_kernels.py --rounds 1
 
 # Exported drafters in vLLM and in the speculators library, which live in an environment of their own of several GB.
 test-vllm: $(TESTS) $(VLLM)/.ready

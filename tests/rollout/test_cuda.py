@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from paceline.kernels import device, product
+from paceline.kernels.product import Tile
 from paceline.rollout import Engine, EngineSettings
 
 from ..conftest import tiny_model
@@ -84,6 +86,40 @@ def test_a_decode_step_reads_from_the_device_once():
             engine.step()
     reads = sum(e.count for e in profile.key_averages() if "Memcpy DtoH" in e.key)
     assert reads == steps, f"{reads} reads in {steps} steps"
+
+
+def test_a_round_of_guesses_is_two_replays_and_one_read(monkeypatch):
+    from paceline.draft.neural import DrafterShape, NeuralDrafter
+    from paceline.draft.strategy import Strategy
+
+    model, chosen = on_gpu(), [Strategy.parse(s) for s in ("neural:3", "neural:4x3/8")]
+    drafter = NeuralDrafter(model, DrafterShape(64, 16)).init_weights(1)
+    engine = Engine(model, EngineSettings(max_batch=8), None, [drafter], chosen)
+    replays = []
+    run_graph = engine.graphs.run
+    monkeypatch.setattr(engine.graphs, "run", lambda key, work: replays.append(key[0]) or run_graph(key, work))
+    for strategy in chosen:
+        engine.choose = lambda n, s=strategy: s
+        engine.submit(make_requests(8, shortest=60, stops=(), seed=strategy.nodes))
+        for _ in range(3):
+            engine.step()
+        replays.clear()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(5):
+                engine.step()
+        reads = sum(e.count for e in profile.key_averages() if "Memcpy DtoH" in e.key)
+        assert reads == 5 and replays == ["draft", "verify"] * 5
+        engine.clear()
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_products_of_our_own_and_early_launches_change_nothing(early, monkeypatch):
+    model, requests = on_gpu(family="qwen2"), make_requests(40, groups=10)
+    base, _ = run(model, requests)
+    monkeypatch.setattr(product, "tile_for", lambda rows, weight: Tile(64, 64, 3) if rows <= 64 else None)
+    monkeypatch.setattr(device, "pdl", early)
+    own, _ = run(model, requests)
+    assert differing(base, own) <= 1, "but for a near-tie"
 
 
 @pytest.mark.parametrize("graphs", [True, False])

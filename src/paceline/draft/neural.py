@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from paceline.draft.eagle3 import WINDOW, make_config, read_eagle3, vocabulary_maps
 from paceline.errors import UserError
+from paceline.kernels.epilogue import norm_beside
+from paceline.model import fast
 from paceline.model.decoder import Attention, Decoder, Layer, rms_norm
 from paceline.model.rope import rotations
 
@@ -92,15 +94,27 @@ class NeuralDrafter(nn.Module):
 
     def run(self, tokens: Tensor, hidden: Tensor, turned: tuple[Tensor, Tensor], attention: Attention) -> Tensor:
         """`forward` where the rotations are known."""
-        embedded = F.embedding(tokens, self.policy.embed.weight).to(hidden.dtype)
-        return self.layer.forward(hidden, *turned, attention, rms_norm(embedded, self.embed_norm, self.layer.eps))
+        return self.step(tokens, hidden, turned, attention)[0]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> scores of the next token [N, guessable tokens]"""
-        hidden = rms_norm(hidden, self.norm, self.layer.eps).to(self.policy.dtype)
+    def step(
+        self, tokens: Tensor, hidden: Tensor, turned: tuple[Tensor, Tensor], attention: Attention
+    ) -> tuple[Tensor, Tensor | None]:
+        """`run`, and where it comes with that, what the head reads: its output normed."""
+        table, layer = self.policy.embed.weight, self.layer
+        if fast.applies(hidden, attention):
+            normed = norm_beside(tokens, table, self.embed_norm, hidden, layer.input_norm, layer.eps)
+            return fast.run_layer(layer, hidden, normed, *turned, attention, self.norm)
+        embedded = F.embedding(tokens, table).to(hidden.dtype)
+        return layer.forward(hidden, *turned, attention, rms_norm(embedded, self.embed_norm, layer.eps)), None
+
+    def logits(self, hidden: Tensor, normed: Tensor | None = None) -> Tensor:
+        """[N, hidden] -> scores of the next token [N, guessable tokens]; quicker where it is known normed."""
+        if normed is None:
+            normed = rms_norm(hidden, self.norm, self.layer.eps)
+        normed = normed.to(self.policy.dtype)
         if self.own_head is not None:
-            return torch.mm(hidden, self.own_head.t())
-        return self.policy.logits(hidden) if self.vocab is None else torch.mm(hidden, self.head().t())
+            return torch.mm(normed, self.own_head.t())
+        return self.policy.logits(normed) if self.vocab is None else torch.mm(normed, self.head().t())
 
     def head(self) -> Tensor:
         """The rows of the policy's head that belong to the guessable tokens; a copy, so `refresh` it."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paceline.kernels.epilogue import Cache
 from paceline.kernels.paged_attention import chain_tree
+from paceline.kernels.places import up_to, window_table
 from paceline.model.config import DecoderConfig
 
 
@@ -27,8 +29,12 @@ class PagedWindowCache:
 
     def put(self, slot: Tensor, places: Tensor, k: Tensor, v: Tensor) -> None:
         """Entries [B, n, kv_heads, d] of the places [B, n]; those of slot 0 are dropped. slot: [B, n]."""
+        from paceline.kernels.fused_triton import write
+
         page = slot * self.stride + places % self.ring
-        self.k[page, :, 0], self.v[page, :, 0] = k, v
+        heads, d = k.shape[-2:]
+        rows = (page[..., None] * heads + up_to(heads, page.device)).flatten()
+        write(k.flatten(0, 1), v.flatten(0, 1), self.k.view(-1, d), self.v.view(-1, d), rows)
 
     def fill(self, slot: int, tail: tuple[Tensor, Tensor], length: int) -> None:
         """The last entries [n, kv_heads, d] of a text of this length, n at most the window."""
@@ -46,20 +52,14 @@ class PagedRound:
     def __init__(self, cache: PagedWindowCache, slot: Tensor, drafted: Tensor, start: Tensor, room: int):
         """`drafted` entries of each request are known, of which those from `start` on can be seen; all int [B]."""
         assert room <= cache.room, "no round is larger than the largest strategy's"
-        self.cache, self.batch = cache, len(slot)
-        drafted, window = drafted.long()[:, None], cache.window
-        known = (drafted - start.long().clamp(min=0)[:, None]).clamp(0, window)
-        column = torch.arange(window + room, device=slot.device)
-        first = slot.long()[:, None] * cache.stride
-        # Behind the known entries comes the room, whatever their number.
-        in_room = cache.ring + (column - known).clamp(max=room - 1)
-        page = first + torch.where(column < known, (drafted - known + column) % cache.ring, in_room)
-        self.table = page.int()
-        self.context = known[:, 0].int()
-        kv_heads = cache.k.shape[1]
-        room_starts = (first + cache.ring) * kv_heads  # [B, 1]
-        self._rows = room_starts[..., None] + torch.arange(kv_heads, device=slot.device)  # [B, 1, kv_heads]
-        self._behind = torch.zeros_like(known)  # [B, 1] places of the room that hold present entries
+        self._cache, self.batch = cache, len(slot)
+        window, ring, stride = cache.window, cache.ring, cache.stride
+        self.table, self.context = window_table(slot, drafted, start, window, ring, stride, room)
+        first = slot.long() * stride + ring  # [B] pages of the rooms
+        self._rows = first[:, None] * cache.k.shape[1] + up_to(cache.k.shape[1], slot.device)  # [B, kv_heads]
+        self._room = room
+        self._behind: Tensor | None = None  # [B] places of the room that hold present entries
+        self._ahead: tuple[Tensor, Tensor] | None = None
         self._guesses = 0
         self._bits = self._visible = self.context
         self._span = 0
@@ -70,38 +70,50 @@ class PagedRound:
         """Next come `count` entries in order; later passes see those that are `present` [B, count], the first ones."""
         self._visible, self._span = self.context, count
         self._bits = chain_tree(self.batch, count, present.device)
-        self._at = self._places(torch.arange(count, device=present.device).expand(self.batch, -1))
-        there = present.sum(1, keepdim=True)
-        self._behind = there
-        self.context = (self.context[:, None] + there)[:, 0].int()
+        self._at = self._places(up_to(count, present.device)[None])
+        self._behind = present.sum(1)
+        self.context = (self.context + self._behind).int()
 
     def guess(self) -> None:
         """Next comes one guess per request, which sees all before it."""
-        self._visible, self._span = self.context + self._guesses, 1
+        if self._ahead is None:  # for all levels at once
+            level = up_to(self._room, self.context.device)[:, None]
+            offset = level if self._behind is None else level + self._behind  # [room, B]
+            at = self._rows + offset[..., None] * self._rows.shape[-1]  # [room, B, kv_heads]
+            self._ahead = (self.context + level).int(), at.flatten(1)
+        seen, at = self._ahead
+        self._visible, self._span = seen[self._guesses], 1
         self._bits = chain_tree(self.batch, 1, self.context.device)
-        self._at = self._places(self._behind + self._guesses)
+        self._at = at[self._guesses]
         self._guesses += 1
 
     def guesses(self, ancestry: Tensor) -> None:
         """Next come n guesses per request; `ancestry` [B, n, guesses so far and these] tells whom each sees."""
         n, columns = ancestry.shape[1:]
         self._visible, self._span = self.context, columns
-        self._bits = (ancestry * (1 << torch.arange(columns, device=ancestry.device))).sum(-1)
-        ahead = self._guesses + torch.arange(n, device=ancestry.device)
-        self._at = self._places(self._behind + ahead)
+        self._bits = (ancestry * (1 << up_to(columns, ancestry.device))).sum(-1)
+        ahead = (self._guesses + up_to(n, ancestry.device))[None]
+        self._at = self._places(ahead if self._behind is None else self._behind[:, None] + ahead)
         self._guesses += n
 
     def _places(self, offset: Tensor) -> Tensor:
-        """Rows of the pools for the places [B, n] of the room."""
-        return (self._rows + offset[..., None] * self._rows.shape[-1]).flatten()
+        """Rows of the pools for the places [B or 1, n] of the room."""
+        return (self._rows[:, None] + offset[..., None] * self._rows.shape[-1]).flatten()
+
+    def cache(self, layer: int) -> Cache:
+        k, v = self._cache.k, self._cache.v
+        return Cache(k.view(-1, k.shape[-1]), v.view(-1, v.shape[-1]), self._at)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         from paceline.kernels.fused_triton import write
+
+        write(k, v, *self.cache(layer))
+        return self.attend(layer, q, k, v)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         from paceline.kernels.paged_attention_triton import paged_attention
 
-        cache, d = self.cache, q.shape[-1]
         self.new = k, v
-        write(k, v, cache.k.view(-1, d), cache.v.view(-1, d), self._at)
         q = q.unflatten(0, (self.batch, -1))
-        out = paged_attention(q, cache.k, cache.v, self.table, self._visible, self._bits, self._span)
+        out = paged_attention(q, self._cache.k, self._cache.v, self.table, self._visible, self._bits, self._span)
         return out.flatten(2).flatten(0, 1)

@@ -108,13 +108,19 @@ def _noise(keys, places, out, keys_stride, places_stride, count, vocab, BLOCK: t
     place = tl.load(places + b * places_stride).to(tl.int64) + row % count
     key = _mix(tl.load(keys + b * keys_stride) + (place + 1) * _GOLDEN)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + row * vocab + i, _gumbel(key, i), mask=i < vocab)
+
+
+@triton.jit
+def _gumbel(key, i):
+    """The noise of tokens i at the place with this key."""
     bits = (_mix(key + (i + 1).to(tl.int64) * _GOLDEN) >> 32) & 0xFFFFFFFF
     u = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1.0 - 5.9604644775390625e-08)
     # log1p(-u): what 1 - u loses by rounding is made up by dividing by what is left of u.
     rest = 1.0 - u
     lost = tl.where(rest == 1.0, 1.0, rest - 1.0)
     log1p = tl.where(rest == 1.0, -u, tl.log(rest) * (-u / lost))
-    tl.store(out + row * vocab + i, -tl.log(-log1p), mask=i < vocab)
+    return -tl.log(-log1p)
 
 
 @triton.jit

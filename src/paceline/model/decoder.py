@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.kernels.fused import fuses
+from paceline.model import fast
 from paceline.model.config import DecoderConfig
 from paceline.model.rope import rotate, rotation_constants, rotations
 
@@ -39,6 +40,7 @@ class Layer(nn.Module):
     """
 
     qkv: Tensor
+    input_norm: Tensor
 
     def __init__(self, config: DecoderConfig, index: int, beside: int = 0):
         """`beside` is the width of what attention reads beside the residual stream: a drafter's embeddings."""
@@ -182,6 +184,8 @@ class Decoder(nn.Module):
         cos, sin = rotations(positions, self.inv_freq, self.rope_signs, x.dtype)
         features = []
         tap_layers = self.config.tap_layers if taps else ()
+        if run is None and fast.applies(x, attention):
+            return fast.run_layers(cast(list[Layer], self.layers), x, cos, sin, attention, self.norm, tap_layers)
         for layer in self.layers:
             if layer.index in tap_layers:
                 features.append(x)

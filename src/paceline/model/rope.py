@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.errors import UserError
 from paceline.kernels.fused import fuses
+from paceline.kernels.places import rotations as rotations
 
 TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -87,15 +88,9 @@ def _yarn_attention_factor(factor: float, scaling: dict[str, Any]) -> float:
     return mscale(one) / mscale(all_dims) if one and all_dims else mscale(1.0)
 
 
-def rotations(positions: Tensor, inv_freq: Tensor, signs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [N, 1, head_dim] for `rotate`, from the frequencies of all dimensions [head_dim] and the factors
-    [2, head_dim] of cosine and sine; the first half of the sine's is negative."""
-    angle = positions.to(inv_freq.dtype)[:, None] * inv_freq
-    return (angle.cos() * signs[0]).to(dtype)[:, None], (angle.sin() * signs[1]).to(dtype)[:, None]
-
-
 def rotation_constants(rope: Rope, head_dim: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Frequencies and factors as `rotations` takes them."""
+    """Frequencies of all dimensions and factors of cosine and sine as `rotations` takes them; the first half of the
+    sine's is negative."""
     half, factor = rope.frequencies(head_dim)
     signs = torch.ones(2, head_dim, dtype=torch.float64, device="cpu")
     signs[1, : head_dim // 2] = -1

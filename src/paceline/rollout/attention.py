@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-
-import torch
 from torch import Tensor
 
+from paceline.kernels.epilogue import Cache
 from paceline.kernels.fused import has_kernels
 from paceline.kernels.paged_attention import PageRows, chain_tree
+from paceline.kernels.places import slots
 from paceline.model.attention import PackedAttention
 from paceline.rollout.pages import PagePool
 
@@ -16,9 +15,9 @@ from paceline.rollout.pages import PagePool
 class PrefillAttention(PackedAttention):
     """Whole sequences from their first token on: they see themselves, and leave their keys and values in the pages."""
 
-    def __init__(self, pool: PagePool, lengths: list[int], slots: Tensor):
-        super().__init__(lengths, slots.device)
-        self.pool, self.slots = pool, slots
+    def __init__(self, pool: PagePool, lengths: list[int], places: Tensor):
+        super().__init__(lengths, places.device)
+        self.pool, self.slots = pool, places
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.pool.write(layer, self.slots, k, v)
@@ -34,21 +33,13 @@ class DecodeAttention:
         self.pool, self.table, self.context = pool, table, context
         self.tree = chain_tree(len(context), 1, context.device) if tree is None else tree
         self.new = self.tree.shape[1]
-        place = context.long()[:, None] + _range(self.new, context.device)  # [B, T]
-        pages = table.gather(1, (place // pool.page_size).clamp_(max=table.shape[1] - 1))
-        if self.new > 1:
-            pages = pages.where(place < table.shape[1] * pool.page_size, 0)
-        self._pages = pages
-        self.slots = pool.slots(pages.view(-1), (place % pool.page_size).view(-1))
+        kv_heads = pool.k.shape[2]
+        # Where the new tokens are written, and which of them have a place of their own, bool [B, T].
+        self.slots, self.usable = slots(table, context, self.new, pool.page_size, kv_heads)
         self.rows: PageRows | None = None
         if not has_kernels(pool.k):
-            group = heads // pool.k.shape[2]
+            group = heads // kv_heads
             self.rows = PageRows.build(table, context, self.tree, pool.page_size, group, pool.k.dtype)
-
-    @property
-    def usable(self) -> Tensor:
-        """bool [B, T]: whether a new token has a place of its own."""
-        return self._pages > 0
 
     def advance(self) -> bool:
         """Move on to the next token of the same requests, if that is cheaper than building anew."""
@@ -58,8 +49,14 @@ class DecodeAttention:
         self.rows.advance()
         return True
 
+    def cache(self, layer: int) -> Cache:
+        return Cache(*self.pool.rows(layer), self.slots)
+
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.pool.write(layer, self.slots, k, v)
+        return self.attend(layer, q, k, v)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k_pool, v_pool = self.pool.k_layers[layer], self.pool.v_layers[layer]
         if self.rows is not None:
             return self.rows.attend(q, k_pool, v_pool, layer)
@@ -67,8 +64,3 @@ class DecodeAttention:
 
         q = q.unflatten(0, (-1, self.new))
         return paged_attention(q, k_pool, v_pool, self.table, self.context, self.tree).flatten(2).flatten(0, 1)
-
-
-@functools.lru_cache(maxsize=256)  # made once, outside of any graph capture
-def _range(n: int, device: torch.device) -> Tensor:
-    return torch.arange(n, device=device)

@@ -13,6 +13,8 @@ from paceline.draft.strategy import Strategy
 from paceline.draft.window import RoundAttention, TailAttention, WindowCache
 from paceline.draft.window_paged import PagedRound, PagedWindowCache
 from paceline.kernels.fused import has_kernels
+from paceline.kernels.places import up_to
+from paceline.kernels.race import race
 from paceline.rollout.features import FeatureRing
 from paceline.rollout.rows import Rows, RowsView
 from paceline.rollout.sampling import race_dtype
@@ -28,11 +30,13 @@ class NeuralDrafting:
         self.step = max((s.depth for s in strategies), default=0) + 1  # most entries that a round leaves behind
         window, weight = drafter.shape.window, drafter.fc
         assert window >= self.step, "a window holds at least what one round can write"
+        self.races = has_kernels(weight)
+        """Whether the guesses of a chain need no noise that is written out."""
         self.reach = ring.window if weight.is_cuda else min(RECENT, ring.window)
         self.long = min(LONG, window)
         guesses = max((s.depth * s.width for s in strategies), default=0)
         room = max(self.long, self.step + guesses)
-        make = PagedWindowCache if has_kernels(weight) else WindowCache
+        make = PagedWindowCache if self.races else WindowCache
         self.cache = make(drafter.policy.config, len(rows.host), window, room, weight.dtype, weight.device)
 
     def prefill(self, tokens: Tensor, features: Tensor, positions: Tensor, lengths: list[int]) -> list[Any]:
@@ -63,7 +67,7 @@ class NeuralDrafting:
         """Make up to `new` missing entries per request -> output [count, hidden] of the last one that exists, and the
         attention of the round, with room for as many guesses."""
         rows = self.rows.view(0, count)
-        places = rows.drafted.long()[:, None] + torch.arange(new, device=rows.drafted.device)
+        places = rows.drafted[:, None] + up_to(new, rows.drafted.device)
         present = places <= rows.context[:, None]
         tokens, features = self.ring.take(rows.slot, places)
         attention = self.cache.round(rows.slot, rows.drafted, rows.start, new + room)
@@ -76,38 +80,42 @@ class NeuralDrafting:
         out = out.view(count, new, -1)
         return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[-1]))[:, 0], attention
 
-    def propose(self, count: int, strategy: Strategy, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Catch up by a round, then guess -> tokens and parents, int32 [count, nodes].
-        `noise` [count, at least depth, V] is that of the places to be guessed."""
+    def propose(self, count: int, strategy: Strategy, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Catch up by a round, then guess -> tokens and parents, int [count, nodes].
+        `noise` [count, at least depth, V] is that of the places to be guessed; a chain may do without (`races`)."""
         on_host = self.cache.k.device.type == "cpu"  # where shapes may depend on values
         new = self.missing(count) if on_host else self.step
         hidden, attention = self.catch_up(count, new, strategy.depth * strategy.width)
         rows = self.rows.view(0, count)
-        race = _Race(self.drafter, rows, noise if strategy.noise else None)
+        racing = _Race(self.drafter, rows, strategy.noise, noise)
         guess = self._chain if strategy.chain else self._beams
-        return guess(rows, hidden, strategy, race, attention)
+        return guess(rows, hidden, strategy, racing, attention)
 
     def _chain(
-        self, rows: RowsView, hidden: Tensor, strategy: Strategy, race: _Race, attention: Round
+        self, rows: RowsView, hidden: Tensor, strategy: Strategy, racing: _Race, attention: Round
     ) -> tuple[Tensor, Tensor]:
         batch, device, depth = len(rows.context), rows.context.device, strategy.depth
         places = rows.context[:, None] + torch.arange(1, depth + 1, device=device)
         cos, sin = (x.view(batch, depth, 1, -1) for x in self.drafter.rotations(places.flatten(), hidden.dtype))
         tokens: list[Tensor] = []
+        normed: Tensor | None = None
         for level in range(depth):
             if level:
                 attention.guess()
-                hidden = self.drafter.run(tokens[-1], hidden, (cos[:, level - 1], sin[:, level - 1]), attention)
-            tokens.append(self._tokens(race.scores(hidden, level).argmax(-1)))
-        parents = torch.arange(depth, dtype=torch.int32, device=device).expand(batch, -1)
-        return torch.stack(tokens, 1).int(), parents
+                turned = cos[:, level - 1], sin[:, level - 1]
+                hidden, normed = self.drafter.step(tokens[-1], hidden, turned, attention)
+            if self.races:
+                tokens.append(racing.winners(hidden, normed, level))
+            else:
+                tokens.append(self._tokens(racing.scores(hidden, level).argmax(-1)))
+        return torch.stack(tokens, 1), up_to(depth, device).expand(batch, -1)
 
     def _beams(
-        self, rows: RowsView, hidden: Tensor, strategy: Strategy, race: _Race, attention: Round
+        self, rows: RowsView, hidden: Tensor, strategy: Strategy, racing: _Race, attention: Round
     ) -> tuple[Tensor, Tensor]:
         """At every level the `width` likeliest continuations of the level above; of all, the likeliest `nodes`."""
         batch, device, width = len(rows.context), rows.context.device, strategy.width
-        best = race.scores(hidden, 0).log_softmax(-1).topk(width)
+        best = racing.scores(hidden, 0).log_softmax(-1).topk(width)
         score, token = best.values, self._tokens(best.indices)  # [B, width] of the newest level
         parent = torch.zeros_like(token)
         ancestry = torch.eye(width, dtype=torch.bool, device=device).expand(batch, -1, -1)  # itself included
@@ -120,7 +128,7 @@ class NeuralDrafting:
             place = (base + (level - 1))[:, None].expand(-1, width)
             hidden = self.drafter(token.flatten(), hidden.flatten(0, 1), place.flatten(), attention)
             hidden = hidden.view(batch, width, -1)
-            scores = race.scores(hidden.flatten(0, 1), level).log_softmax(-1).view(batch, width, -1)
+            scores = racing.scores(hidden.flatten(0, 1), level).log_softmax(-1).view(batch, width, -1)
             after = (score[..., None] + scores).topk(width)  # of each
             best = after.values.flatten(1).topk(width)
             beam = best.indices // width
@@ -133,7 +141,7 @@ class NeuralDrafting:
         tokens, parents, scores = (torch.cat(part, 1) for part in zip(*levels, strict=True))
         if strategy.nodes < tokens.shape[1]:
             tokens, parents = _likeliest(tokens, parents, scores, strategy.nodes)
-        return tokens.int(), parents.int()
+        return tokens, parents
 
     def _tokens(self, index: Tensor) -> Tensor:
         return index if self.drafter.vocab is None else self.drafter.vocab[index]
@@ -142,14 +150,22 @@ class NeuralDrafting:
 class _Race:
     """The drafter's own race: its logits over the temperature, and the noise of the place if it is used."""
 
-    def __init__(self, drafter: NeuralDrafter, rows: RowsView, noise: Tensor | None):
-        self.drafter = drafter
+    def __init__(self, drafter: NeuralDrafter, rows: RowsView, noisy: bool, noise: Tensor | None):
+        self.drafter, self.rows, self.noisy = drafter, rows, noisy
+        self.noise: Tensor | None = None
+        if noise is None:
+            return
         greedy = rows.sampling.temperature == 0
         self.cool = torch.where(greedy, 1.0, rows.sampling.temperature).to(race_dtype(drafter.fc.dtype))[:, None]
-        self.noise = None
-        if noise is not None:
+        if noisy:
             known = noise if drafter.vocab is None else noise[..., drafter.vocab]
             self.noise = known * (~greedy).to(known.dtype)[:, None, None]
+
+    def winners(self, hidden: Tensor, normed: Tensor | None, level: int) -> Tensor:
+        """The tokens [B] that follow [B, hidden], with no noise written out."""
+        logits, rows, vocab = self.drafter.logits(hidden, normed), self.rows, self.drafter.vocab
+        keys, temperature = rows.sampling.keys, rows.sampling.temperature
+        return race(logits, keys, rows.context, temperature, None, vocab, self.noisy, False, ahead=1 + level)[0]
 
     def scores(self, hidden: Tensor, level: int) -> Tensor:
         """What follows [B * n, hidden], where n belong to each request -> [B * n, guessable tokens]"""

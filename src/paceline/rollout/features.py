@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paceline.kernels.ring import put
+
 
 class FeatureRing:
     def __init__(self, slots: int, window: int, width: int, dtype: torch.dtype, device: torch.device):
@@ -17,19 +19,20 @@ class FeatureRing:
         # Slot 0 is scratch: rows that pad a graph and what must not be kept are written there.
         self.features = torch.zeros(slots + 1, window, width, dtype=dtype, device=device)
         self.tokens = torch.zeros(slots + 1, window, dtype=torch.int32, device=device)
-        self._flat = self.features.view(-1, width)
 
-    def put(self, slot: Tensor, place: Tensor, features: Tensor, drawn: Tensor, kept: Tensor | None = None) -> None:
+    def put(
+        self,
+        slot: Tensor,
+        place: Tensor,
+        features: Tensor,
+        drawn: Tensor,
+        way: Tensor | None = None,
+        held: Tensor | None = None,
+    ) -> None:
         """Keep the features [B, n, width] of the tokens at places from `place` [B] on, and the tokens [B, n] drawn for
-        the places behind each; where `kept` [B, n] is given, only those."""
-        ahead = torch.arange(drawn.shape[1], device=place.device)
-        places = place.long()[:, None] + ahead
-        rows = slot.long()[:, None].expand_as(places)
-        if kept is not None:
-            rows = rows.where(kept, 0)
-        first = rows * self.window
-        self._flat.index_copy_(0, (first + places % self.window).view(-1), features.reshape(-1, features.shape[-1]))
-        self.tokens.view(-1).index_copy_(0, (first + (places + 1) % self.window).view(-1), drawn.int().reshape(-1))
+        the places behind each; where `way` [B, n] is given, those of these members, and where `held` [B] is, only the
+        first 1 + held."""
+        put(self.features, self.tokens, slot, place, features, drawn, way, held)
 
     def take(self, slot: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens [B, n] at `places` [B, n] and the features [B, n, width] of those before them."""

@@ -70,12 +70,6 @@ class PagePool:
         for pool in (self.k, self.v):
             pool[:, targets, :, :tokens] = pool[:, source, None, :, :tokens]
 
-    def move(self, source: Tensor, target: Tensor) -> None:
-        """Bring what lies in the slots `source` into the slots `target`, in all layers at once."""
-        for pool in (self.k, self.v):
-            rows = pool.view(pool.shape[0], -1, pool.shape[-1])
-            rows.index_copy_(1, target, rows.index_select(1, source))
-
     def compact(self) -> dict[int, int] | None:
         """Move used pages together at the low end, if they lie so thinly that a CPU would read mostly holes.
         Returns where each moved page went; whoever holds a page has to follow."""
@@ -97,6 +91,10 @@ class PagePool:
         kv_heads = self.k.shape[2]
         heads = torch.arange(kv_heads, device=pages.device)
         return ((pages.long()[:, None] * kv_heads + heads) * self.page_size + offsets.long()[:, None]).view(-1)
+
+    def rows(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The keys and values of a layer, a row for every slot."""
+        return self._k_rows[layer], self._v_rows[layer]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Put keys and values [N, kv_heads, d] of one layer into their slots."""

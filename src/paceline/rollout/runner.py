@@ -20,6 +20,7 @@ from paceline.draft.strategy import MAX_NODES, NEURAL, Strategy
 from paceline.draft.tree import chain, tree, walk
 from paceline.draft.tuner import sizes
 from paceline.kernels.noise import noise_ahead
+from paceline.kernels.settle import settle
 from paceline.model.decoder import Decoder
 from paceline.rollout.attention import DecodeAttention, PrefillAttention
 from paceline.rollout.drafting import NeuralDrafting
@@ -27,7 +28,7 @@ from paceline.rollout.features import FeatureRing
 from paceline.rollout.graphs import GraphPool
 from paceline.rollout.pages import PagePool
 from paceline.rollout.rows import Rows, RowsView
-from paceline.rollout.sampling import NoiseAhead, race, race_dtype
+from paceline.rollout.sampling import NoiseAhead, draw, race_dtype
 from paceline.rollout.scheduler import Fill
 
 
@@ -95,9 +96,11 @@ class Runner:
         last = first + len(filled)
         self.rows.upload(last)
         rows = self.rows.view(first, last)
-        noise = NoiseAhead(self._noise.vocab, self.model.dtype).next(rows.sampling.keys, rows.context)
+        noise = NoiseAhead(self._noise.vocab, self.model.dtype)
         logits = self.model.logits(torch.stack([f.hidden for f in filled]))
-        tokens, logprobs = race(logits, rows.sampling, noise, filters)
+        tokens, logprobs = draw(
+            logits, rows.sampling, rows.context, filters, lambda: noise.next(rows.sampling.keys, rows.context)
+        )
         if self.ring is not None:
             features = torch.stack([f.features for f in filled if f.features is not None])
             self.ring.put(rows.slot, rows.context - 1, features[:, None], tokens[:, None])
@@ -121,8 +124,8 @@ class Runner:
         rows = self.rows.view(0, count)
         attention = self._steady(count, rows, batch)
         hidden, features = self.model(rows.tokens, rows.context, attention, taps=self.ring is not None)
-        noise = self._noise.next(rows.sampling.keys, rows.context + 1)
-        tokens, logprobs = race(self.model.logits(hidden), rows.sampling, noise, filters)
+        noise = lambda: self._noise.next(rows.sampling.keys, rows.context + 1)  # noqa: E731
+        tokens, logprobs = draw(self.model.logits(hidden), rows.sampling, rows.context, filters, noise, ahead=1)
         if self.ring is not None and features is not None:
             self.ring.put(rows.slot, rows.context, features[:, None], tokens[:, None])
         return tokens[:, None], logprobs[:, None]
@@ -160,7 +163,8 @@ class Runner:
 
     def _propose(self, bucket: int, strategy: Strategy) -> tuple[Tensor, ...]:
         assert self.neural is not None
-        self._ahead = self._noise_ahead(self.rows.view(0, bucket), strategy.depth)
+        if not (strategy.chain and self.neural.races):
+            self._ahead = self._noise_ahead(self.rows.view(0, bucket), strategy.depth)
         tokens, parents = self.neural.propose(bucket, strategy, self._ahead)
         self._guesses[0, :bucket, : strategy.nodes] = tokens
         self._guesses[1, :bucket, : strategy.nodes] = parents
@@ -197,8 +201,10 @@ class Runner:
         attention = DecodeAttention(self.pool, rows.table, rows.context, model.config.heads, shape.bits)
         places = rows.context[:, None] + shape.depth
         hidden, features = model(tokens.flatten(), places.flatten(), attention, taps=self.ring is not None)
-        noise = self._tree_noise(rows, shape.depth, depth, is_chain)
-        winners, logprobs = race(model.logits(hidden), rows.sampling.spread(shape.depth), noise, filters)
+        ahead, self._ahead = self._ahead, None
+        noise = lambda: self._tree_noise(rows, shape.depth, depth, is_chain, ahead)  # noqa: E731
+        logits = model.logits(hidden)
+        winners, logprobs = draw(logits, rows.sampling, rows.context, filters, noise, shape.depth, ahead=1)
         winners, logprobs = winners.view(count, -1), logprobs.view(count, -1)
         held, way = walk(shape, guesses, parents, winners, attention.usable)
         if not is_chain:
@@ -207,16 +213,12 @@ class Runner:
             winners, logprobs = winners.gather(1, way), logprobs.gather(1, way)
         if self.ring is not None and features is not None:
             features = features.view(count, nodes + 1, -1)
-            if not is_chain:
-                features = features.gather(1, way[..., None].expand(-1, -1, features.shape[-1]))
-            kept = torch.arange(depth + 1, device=held.device) <= held[:, None]
-            self.ring.put(rows.slot, rows.context, features, winners, kept)
+            self.ring.put(rows.slot, rows.context, features, winners, None if is_chain else way, held)
         return winners, logprobs, held
 
-    def _tree_noise(self, rows: RowsView, level: Tensor, depth: int, is_chain: bool) -> Tensor:
+    def _tree_noise(self, rows: RowsView, level: Tensor, depth: int, is_chain: bool, ahead: Tensor | None) -> Tensor:
         """The noise [B * T, V] of each member's position, made once per level."""
-        # What a draft has just raced with need not be made again, but graphs hand nothing on to each other.
-        ahead, self._ahead = self._ahead, None
+        # What a draft has just raced with (`ahead`) need not be made again, but graphs hand nothing on to each other.
         noise = self._noise_ahead(rows, depth) if ahead is None or self.graphs is not None else ahead
         if not is_chain:
             noise = noise[torch.arange(len(level), device=level.device)[:, None], level]
@@ -230,13 +232,8 @@ class Runner:
     def _settle(self, attention: DecodeAttention, way: Tensor, held: Tensor) -> None:
         """Bring the keys and values of the guesses that hold to where plain decoding would have put them."""
         slots = attention.slots.view(*attention.tree.shape, -1)  # [B, T, kv_heads]
-        heads = slots.shape[-1]
-        level = torch.arange(1, way.shape[1], device=way.device)
-        source = slots.gather(1, way[:, 1:, None].expand(-1, -1, heads))
-        target = slots[:, 1 : way.shape[1]]
-        # What does not hold stays where it is.
-        target = torch.where((level <= held[:, None])[..., None], target, source)
-        self.pool.move(source.flatten(), target.flatten())
+        k, v = (pool.view(pool.shape[0], -1, pool.shape[-1]) for pool in (self.pool.k, self.pool.v))
+        settle(k, v, slots, way, held)
 
     def _bucket(self, count: int) -> int:
         return count if self.graphs is None else self.ladder[bisect_left(self.ladder, count)]

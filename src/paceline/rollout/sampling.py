@@ -6,12 +6,15 @@ The token at a position is argmax_v(logit_v / T + gumbel_v) over the tokens that
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from paceline.kernels.fused import has_kernels
 from paceline.kernels.noise import noise_ahead
+from paceline.kernels.race import race as race_on_the_way
 
 
 @dataclass
@@ -35,6 +38,22 @@ class SamplingRows:
         left = (self.min_left[:, None] - depth).flatten()
         keys, temperature, top_k = each(self.keys), each(self.temperature), each(self.top_k)
         return SamplingRows(keys, temperature, top_k, each(self.top_p), each(self.min_p), left, each(self.banned))
+
+
+def draw(
+    logits: Tensor,
+    rows: SamplingRows,
+    places: Tensor,
+    filters: bool,
+    noise: Callable[[], Tensor],
+    level: Tensor | None = None,
+    ahead: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Draw the tokens `ahead` of `places` [B], or of the members of trees `level` [B, T] behind those, as `race` does.
+    `noise` is called where it has to be written out: a GPU makes it on the way, but for filters, which sort."""
+    if has_kernels(logits) and not filters:
+        return race_on_the_way(logits, rows.keys, places, rows.temperature, level, ahead=ahead)
+    return race(logits, rows if level is None else rows.spread(level), noise(), filters)
 
 
 def race(logits: Tensor, rows: SamplingRows, noise: Tensor, filters: bool) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,212 @@
+"""Every kernel on small random cases against its plain form: quick enough for a memory checker.
+
+    python benchmarks/check_kernels.py
+    make sanitize         # the same under compute-sanitizer, on a machine with a CUDA device
+
+Without a GPU it runs in Triton's interpreter (TRITON_INTERPRET=1). The last line is JSON; the exit code is 1 if any
+kernel is off by more than 1e-2 in bfloat16 or 1e-5 in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.kernels import (
+    device,
+    epilogue,
+    epilogue_triton,
+    fused_triton,
+    places,
+    places_triton,
+    product_triton,
+    race_triton,
+    ring,
+    ring_triton,
+    settle,
+    settle_triton,
+)
+from paceline.kernels import race as races
+from paceline.kernels.epilogue import Cache, HeadNorms
+from paceline.kernels.noise import gumbel, position_keys
+from paceline.kernels.paged_attention_triton import Cut, paged_attention
+from paceline.kernels.product import Tile
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NAMES = ("attention", "products", "epilogues", "race", "places", "settling", "small")
+BOUND = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
+
+
+class Check:
+    """One round of cases of one type."""
+
+    def __init__(self, seed: int, dtype: torch.dtype):
+        self.dice, self.dtype = random.Random(seed), dtype
+        self.generator = torch.Generator(DEVICE).manual_seed(seed)
+
+    def normal(self, *shape: int, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
+        return (torch.randn(shape, generator=self.generator, device=DEVICE) * scale).to(dtype or self.dtype)
+
+    def ints(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.randint(low, high, shape, generator=self.generator, device=DEVICE, dtype=dtype)
+
+    def attention(self) -> list[tuple[Tensor, Tensor]]:
+        new, group, kv_heads = self.dice.choice([1, 3, 8, 20]), self.dice.choice([1, 3, 7]), self.dice.choice([1, 2])
+        d, page, batch = self.dice.choice([32, 48, 64]), self.dice.choice([16, 64]), self.dice.choice([1, 3])
+        most = 5
+        context = self.ints(1, most * page - new, batch, dtype=torch.int32)
+        pools = self.normal(2, batch * most + 1, kv_heads, page, d)
+        table = (torch.randperm(batch * most, generator=self.generator, device=DEVICE) + 1).view(batch, most).int()
+        q = self.normal(batch, new, kv_heads * group, d)
+        parents = [self.dice.randrange(-1, t) if t else -1 for t in range(new)]
+        sees: list[int] = []
+        for t, parent in enumerate(parents):
+            sees.append(1 << t | (sees[parent] if parent >= 0 else 0))
+        tree = torch.tensor(sees, device=DEVICE).expand(batch, new)
+        k, v = (pool[table.long()].transpose(1, 2).flatten(2, 3).float() for pool in pools)
+        age = torch.arange(most * page, device=DEVICE) - context[:, None]  # [B, places]
+        bit = tree[..., None] >> age.clamp(0, 63)[:, None] & 1
+        seen = (age < 0)[:, None] | ((age < new)[:, None] & (bit == 1))  # [B, T, places]
+        k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+        expected = F.scaled_dot_product_attention(q.transpose(1, 2).float(), k, v, attn_mask=seen[:, None])
+        cut = self.dice.choice([None, Cut(waves=4), Cut(32, 64, 4, 3), Cut(128, 64, 4, 2)])
+        got = paged_attention(q, *pools, table, context, tree, cut=cut)
+        return [(got, expected.transpose(1, 2))]
+
+    def products(self) -> list[tuple[Tensor, Tensor]]:
+        rows, out, size = (
+            self.dice.choice([1, 5, 16, 40]),
+            self.dice.choice([48, 160]),
+            self.dice.choice([96, 256, 320]),
+        )
+        tile = self.dice.choice([Tile(64, 64, 3), Tile(32, 128, 2, weight_first=False), Tile(128, 64, 1, 8, 3)])
+        if rows == 1 and self.dice.random() < 0.5:
+            tile = Tile(8, 128, 2, vector=True)
+        x, weight = self.normal(rows, size), self.normal(2 * out, size, scale=size**-0.5)
+        gate, up = (x.float() @ weight.float().t()).chunk(2, -1)
+        parts = product_triton.split_product(x, weight[:out], tile)
+        return [(parts.sum(0), gate), (product_triton.gated_product(x, weight, tile), F.silu(gate) * up)]
+
+    def epilogues(self) -> list[tuple[Tensor, Tensor]]:
+        splits, rows, size = self.dice.randint(1, 6), self.dice.randint(1, 5), self.dice.choice([96, 130])
+        wide: dict[str, Any] = {"dtype": torch.float32}
+        parts = self.normal(splits, rows, size, **wide), self.normal(rows, size), None, self.normal(size), 1e-6
+        pairs = list(zip(epilogue_triton.add_norm(*parts), epilogue.plain_add_norm(*parts), strict=True))
+        heads, d = self.dice.choice([(6, 2), (7, 1)]), self.dice.choice([16, 24, 64])
+        every = heads[0] + 2 * heads[1]
+        norms = HeadNorms(self.normal(d), self.normal(d), 1e-6) if self.dice.random() < 0.5 else None
+        pools = self.normal(2, 2, 40 * heads[1], d)
+        slots = torch.randperm(40 * heads[1], generator=self.generator, device=DEVICE)[: rows * heads[1]]
+        qkv = self.normal(splits, rows, every * d, **wide), self.normal(every * d), norms
+        turn = self.normal(rows, 1, d), self.normal(rows, 1, d), heads
+        got = epilogue_triton.turn_and_keep(*qkv, *turn, Cache(*pools[0], slots))
+        expected = epilogue.plain_turn_and_keep(*qkv, *turn, Cache(*pools[1], slots))
+        pairs += [(got, expected), (pools[0, :, slots], pools[1, :, slots])]
+        beside = self.ints(0, 9, rows), self.normal(9, size), self.normal(size), self.normal(rows, size)
+        beside_args = (*beside, self.normal(size), 1e-6)
+        return [*pairs, (epilogue_triton.norm_beside(*beside_args), epilogue.plain_norm_beside(*beside_args))]
+
+    def race(self) -> list[tuple[Tensor, Tensor]]:
+        batch, each, vocab = self.dice.randint(1, 4), self.dice.choice([1, 3]), self.dice.choice([50, 1024, 5000])
+        keys, spots = self.ints(-(2**62), 2**62, batch), self.ints(0, 999, batch, dtype=torch.int32)
+        coldest = 0.0 if self.dtype == torch.float32 else 1.3  # in bfloat16 two tokens may well be equally likely
+        warm = torch.tensor([coldest, 1.0, 0.7], device=DEVICE)[self.ints(0, 3, batch)]
+        level = self.ints(0, 5, batch, each) if each > 1 else None
+        args = self.normal(batch * each, vocab, scale=3.0), keys, spots, warm, level
+        tokens, logprobs = race_triton.race(*args)
+        expected, expected_logprobs = races.plain_race(*args)
+        noise = fused_triton.noise_ahead(keys, spots, 2, vocab)[:, 1]
+        stored = gumbel(position_keys(keys, spots + 1), vocab)
+        return [(tokens, expected), (logprobs, expected_logprobs), (noise, stored)]
+
+    def places(self) -> list[tuple[Tensor, Tensor]]:
+        batch, new = self.dice.randint(1, 4), self.dice.choice([1, 5])
+        table, context = self.ints(1, 40, batch, 6, dtype=torch.int32), self.ints(0, 90, batch, dtype=torch.int32)
+        args = table, context, new, 16, 3
+        pairs = list(zip(places_triton.slots(*args), places.plain_slots(*args), strict=True))
+        window = (*self.ints(0, 60, 3, batch, dtype=torch.int32), 16, 24, 40, 8)
+        pairs += zip(places_triton.window_table(*window), places.plain_window_table(*window), strict=True)
+        turns = self.ints(0, 9000, 5), 10000.0 ** -(torch.arange(32, device=DEVICE) / 32), self.normal(2, 32).float()
+        pairs += zip(
+            places_triton.rotations(*turns, torch.float32), places.plain_rotations(*turns, torch.float32), strict=True
+        )
+        return pairs
+
+    def settling(self) -> list[tuple[Tensor, Tensor]]:
+        batch, depth, members, heads = self.dice.randint(1, 3), 3, 8, 2
+        slots = torch.randperm(batch * members * heads, generator=self.generator, device=DEVICE)
+        slots = slots.view(batch, members, heads)
+        way = torch.tensor([[0, *sorted(self.dice.sample(range(1, members), depth))] for _ in range(batch)])
+        args = slots, way.to(DEVICE), self.ints(0, depth + 1, batch)
+        pools = self.normal(2, 2, batch * members * heads, 24)
+        expected = pools.clone()
+        settle_triton.settle(*pools, *args)
+        settle.plain_settle(*expected, *args)
+        return [(pools, expected)]
+
+    def small(self) -> list[tuple[Tensor, Tensor]]:
+        both = self.normal(3, 2 * 1100)
+        gate, up = both.float().chunk(2, -1)
+        k, v = self.normal(5, 2, 24), self.normal(5, 2, 24)
+        pools = torch.zeros(2, 60, 24, dtype=self.dtype, device=DEVICE)
+        slots = torch.randperm(60, generator=self.generator, device=DEVICE)[:10]
+        fused_triton.write(k, v, *pools, slots)
+        rings = torch.zeros(2, 4, 7, 24, dtype=self.dtype, device=DEVICE), self.ints(0, 9, 2, 4, 7, dtype=torch.int32)
+        rings[1][1] = rings[1][0]
+        put = torch.tensor([3, 1], device=DEVICE), self.ints(0, 30, 2), self.normal(2, 3, 24), self.ints(0, 9, 2, 2)
+        keep = self.ints(0, 3, 2, 2), self.ints(0, 2, 2)
+        ring_triton.put(rings[0][0], rings[1][0], *put, *keep)
+        ring.plain_put(rings[0][1], rings[1][1], *put, *keep)
+        pairs = [(part[0, 1:], part[1, 1:]) for part in rings]
+        return [
+            *pairs,
+            (fused_triton.gated(both), F.silu(gate) * up),
+            (pools[:, slots], torch.stack((k, v)).flatten(1, 2)),
+        ]
+
+
+def relative(got: Tensor, expected: Tensor) -> float:
+    got, expected = got.double(), expected.double()
+    return float((got - expected).norm() / expected.norm().clamp(min=1e-9))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--only", default=",".join(NAMES), help="which kernels")
+    parser.add_argument(
+        "--pdl", action=argparse.BooleanOptionalAction, default=device.pdl,
+        help="launch kernels before their predecessors have ended",
+    )  # fmt: skip
+    args = parser.parse_args(argv)
+    device.pdl = args.pdl
+    # The interpreter computes in NumPy, which has no bfloat16.
+    dtypes = [torch.bfloat16, torch.float32] if DEVICE.type == "cuda" else [torch.float32]
+    worst: dict[str, dict[str, float]] = {}
+    failed = False
+    with torch.inference_mode():
+        for name in args.only.split(","):
+            for dtype in dtypes:
+                errors = []
+                for seed in range(args.rounds):
+                    work: Callable[[], list[tuple[Tensor, Tensor]]] = getattr(Check(seed, dtype), name)
+                    errors += [relative(got, expected) for got, expected in work()]
+                high = max(errors)
+                failed |= not high < BOUND[dtype]
+                worst.setdefault(name, {})[str(dtype).removeprefix("torch.")] = high
+                print(f"{name:<10} {dtype!s:<15} {high:.2g}{'' if high < BOUND[dtype] else '   TOO MUCH'}", flush=True)
+    where = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
+    print(json.dumps({"device": where, "pdl": args.pdl, "worst": worst}))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

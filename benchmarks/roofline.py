@@ -1,0 +1,478 @@
+"""Decoding, checking guesses and guessing against what the memory allows, on random weights of a known geometry.
+
+    python benchmarks/roofline.py --geometry 7b
+    python benchmarks/roofline.py --geometry 1.5b --batch 1 --verify "" --long 0
+
+Runs the engine's own passes (the graphs that rollouts replay) for requests whose pages hold random keys and values.
+Times are those of the device between the events around a replay, medians of --repeat; `round` is what the host waits,
+upload and read included. The floor is what a pass must read, weights and KV, over the bandwidth of a large copy in the
+same run. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from paceline.draft.drafter import Draft
+from paceline.draft.neural import DrafterShape, NeuralDrafter
+from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
+from paceline.draft.suffix import SuffixDrafter
+from paceline.kernels import device as kernels
+from paceline.kernels import product
+from paceline.model import Decoder, DecoderConfig
+from paceline.model.decoder import as_dtype, parameter_bytes
+from paceline.rollout import Engine, EngineSettings, Request, Sampling
+from paceline.rollout.graphs import GraphPool
+from paceline.rollout.request import Sequence
+
+#            layers hidden heads kv   ff   vocab   tied
+GEOMETRY = {
+    "7b":   (28, 3584, 28, 4, 18944, 152064, False),  # Qwen2.5-7B
+    "1.5b": (28, 1536, 12, 2, 8960, 151936, True),  # Qwen2.5-1.5B
+    "0.5b": (24, 896, 14, 2, 4864, 151936, True),  # Qwen2.5-0.5B
+    "100m": (12, 768, 12, 4, 3072, 512, False),
+    "tiny": (7, 64, 4, 2, 128, 512, False),
+}  # fmt: skip
+ROOM = 64  # places behind the context that a round may write to
+GUESSES = 6  # depth of the draft round
+SMALL_HEAD = 32768
+
+
+def config_of(name: str, longest: int) -> DecoderConfig:
+    layers, hidden, heads, kv_heads, ff, vocab, tied = GEOMETRY[name]
+    hf = {
+        "model_type": "qwen2", "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "intermediate_size": ff, "vocab_size": vocab, "tie_word_embeddings": tied,
+        "max_position_embeddings": longest, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+    }  # fmt: skip
+    return DecoderConfig.from_hf(hf)
+
+
+@torch.no_grad()
+def make_model(config: DecoderConfig, device: torch.device) -> Decoder:
+    """Random weights, made where they will be used: a 7B would take minutes on the host."""
+    with torch.device("meta"):
+        model = Decoder(config)
+    model = model.to(as_dtype("auto", device)).to_empty(device=device).requires_grad_(False)
+    if config.tied:
+        model.head.weight = model.embed.weight
+    return randomize(model)
+
+
+@torch.no_grad()
+def randomize(module: nn.Module) -> Any:
+    for name, param in module.named_parameters():
+        if param.dim() > 1:
+            param.normal_(0, param.shape[1] ** -0.5)
+        else:
+            param.fill_(0.0 if name.endswith("bias") else 1.0)
+    return module
+
+
+class Clock:
+    """Device and host seconds of calls. On a CPU, where there are no graphs, both are the host's."""
+
+    def __init__(self, device: torch.device, repeat: int):
+        self.device, self.repeat = device, repeat
+        self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def around(self, work: Callable[[], Any]) -> Any:
+        """Run `work` between two events."""
+        pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        pair[0].record()
+        out = work()
+        pair[1].record()
+        self.events.append(pair)
+        return out
+
+    def measure(self, work: Callable[[], Any]) -> tuple[float, float]:
+        """Median milliseconds of the device and of the host."""
+        for _ in range(3 if self.device.type == "cuda" else 1):
+            work()
+        device, host = [], []
+        for _ in range(self.repeat):
+            self.wait()
+            self.events.clear()
+            started = time.perf_counter()
+            work()
+            self.wait()
+            host.append(1e3 * (time.perf_counter() - started))
+            device.append(sum(a.elapsed_time(b) for a, b in self.events) if self.events else host[-1])
+        return statistics.median(device), statistics.median(host)
+
+
+class TimedGraphs(GraphPool):
+    """The engine's graphs, with events around each replay."""
+
+    def __init__(self, clock: Clock):
+        super().__init__()
+        self.clock = clock
+
+    def run(self, key: object, work: Any) -> Any:
+        return self.clock.around(lambda: super(TimedGraphs, self).run(key, work))
+
+
+class Bench:
+    """An engine whose rows are requests in mid-answer, as many as are asked for."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        clock: Clock,
+        batch: int,
+        longest: int,
+        pages: int,
+        drafters: Any = (),
+        strategies: Any = (PLAIN,),
+    ):
+        self.model, self.clock = model, clock
+        settings = EngineSettings(max_batch=batch, max_length=longest, pages=pages)
+        # An engine refuses strategies whose drafter it has not.
+        self.engine = Engine(model, settings, None, [*drafters, SuffixDrafter(1, 64)], strategies)
+        if self.engine.graphs is not None:
+            self.engine.graphs = self.engine.runner.graphs = TimedGraphs(clock)
+        for part in (self.engine.pool.k, self.engine.pool.v):
+            part.normal_()
+        self.sequences: list[Sequence] = []
+
+    def seat(self, batch: int, context: int) -> None:
+        """Rows of `batch` requests, each with `context` tokens in the cache and one more that is not."""
+        engine, vocab = self.engine, self.model.config.vocab_size
+        for seq in self.sequences:
+            engine.pool.release(seq.pages)
+        dice = np.random.default_rng(batch)
+        self.sequences.clear()
+        for row in range(batch):
+            tokens = dice.integers(vocab, size=context + 1).tolist()
+            seq = Sequence.of(Request(row, tuple(tokens), Sampling(max_tokens=ROOM)))
+            seq.pages, seq.slot = engine.pool.take(engine.pool.needed(context + ROOM)), row + 1
+            engine.rows.put(row, seq)
+            engine.rows.context[row] = context
+            self.sequences.append(seq)
+
+    def decode(self, batch: int) -> tuple[float, float]:
+        return self.clock.measure(lambda: self.engine.runner.decode(batch, False, batch=-1))
+
+    def verify(self, batch: int, strategy: Strategy) -> tuple[float, float]:
+        """Guesses that do not hold: what a pass costs does not depend on that."""
+        draft = Draft.empty(batch, strategy.nodes)
+        draft.tokens[:] = 1
+        if not strategy.chain:
+            draft.parents[:] = np.maximum(np.arange(strategy.nodes) - strategy.width + 1, 0)
+
+        def work() -> None:
+            self.engine.runner.hand_in(draft)
+            self.engine.runner.verify(batch, False, strategy)
+
+        return self.clock.measure(work)
+
+    def draft(self, batch: int, strategy: Strategy) -> tuple[float, float]:
+        rows = self.engine.rows
+
+        def work() -> None:
+            rows.drafted[:batch] = rows.context[:batch] - 2  # two guesses held, then the policy wrote one
+            self.engine.runner.propose(batch, strategy)
+
+        times = self.clock.measure(work)
+        self.engine.runner.verify(batch, False, strategy)  # a round ends so, and takes along what it left
+        return times
+
+
+@dataclass
+class Floor:
+    """What a pass must read at least."""
+
+    model: Decoder
+    bandwidth: float
+    weights: int = field(init=False)
+    per_token: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        c, width = self.model.config, self.model.dtype.itemsize
+        self.weights = parameter_bytes(self.model) - (0 if c.tied else self.model.embed.weight.numel() * width)
+        self.per_token = 2 * c.layers * c.kv_heads * c.head_dim * width
+
+    def step(self, batch: int, context: int) -> float:
+        """Milliseconds of a decode step, and of a pass that checks few tokens."""
+        return 1e3 * (self.weights + batch * context * self.per_token) / self.bandwidth
+
+    def draft(self, drafter: NeuralDrafter, batch: int, context: int) -> float:
+        """Milliseconds of a round: the features fused once, then layer and head for every guess."""
+        c, width = self.model.config, self.model.dtype.itemsize
+        head = c.hidden_size * (c.vocab_size if drafter.vocab is None else len(drafter.vocab)) * width
+        fuse = drafter.fc.numel() * width
+        seen = min(context, drafter.shape.window) * self.per_token // c.layers
+        layer = parameter_bytes(drafter) - fuse
+        return 1e3 * (fuse + GUESSES * (layer + head + batch * seen)) / self.bandwidth
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes per second, read and written, of a large copy."""
+    size = 2**31 if device.type == "cuda" else 2**25
+    a = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
+    b = torch.empty_like(a)
+    clock = Clock(device, 10)
+    work = (lambda: clock.around(lambda: b.copy_(a))) if device.type == "cuda" else (lambda: b.copy_(a))
+    return 2 * size / clock.measure(work)[0] * 1e3
+
+
+class Table:
+    HEAD = "pass                       batch context       ms   floor x floor x 1 token bandwidth    round"
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        print("\n" + self.HEAD)
+
+    def add(self, name: str, batch: int, context: int, times: tuple[float, float], floor: float, one: float) -> float:
+        ms, host = times
+        row = {"pass": name, "batch": batch, "context": context, "ms": round(ms, 4), "floor_ms": round(floor, 4)}
+        row |= {"times_floor": round(ms / floor, 3), "times_one": round(ms / one, 3) if one else 1.0}
+        self.rows.append(row | {"bandwidth_share": round(floor / ms, 3), "round_ms": round(host, 4)})
+        print(
+            f"{name:<26} {batch:>5} {context:>7} {ms:>8.3f} {floor:>7.3f} {ms / floor:>7.2f} "
+            f"{ms / one if one else 1.0:>9.2f} {floor / ms:>9.0%} {host:>8.3f}",
+            flush=True,
+        )
+        return ms
+
+
+def chain(tokens: int) -> Strategy:
+    return Strategy("suffix", tokens - 1, 1, tokens - 1)
+
+
+def measure_passes(args: argparse.Namespace, bench: Bench, floor: Floor, table: Table) -> dict[tuple[int, int], float]:
+    """Plain steps, and passes that check several tokens per request -> milliseconds of the plain ones."""
+    plain = {}
+    cases = [(batch, args.context, args.verify) for batch in args.batch]
+    cases += [(args.long_batch, args.long, [8])] if args.long else []
+    for batch, context, verify in cases:
+        bench.seat(batch, context)
+        least = floor.step(batch, context)
+        one = plain[batch, context] = table.add("decode", batch, context, bench.decode(batch), least, 0.0)
+        for tokens in verify:
+            strategy = chain(tokens)
+            table.add(f"verify {tokens} tokens", batch, context, bench.verify(batch, strategy), least, one)
+        if verify and args.tree and context == args.context:
+            strategy = Strategy.parse(args.tree)
+            name = f"verify tree {args.tree.partition(':')[2]}"
+            table.add(name, batch, context, bench.verify(batch, strategy), least, one)
+    return plain
+
+
+def measure_drafts(
+    args: argparse.Namespace, model: Decoder, clock: Clock, floor: Floor, table: Table, plain: dict[Any, float]
+) -> None:
+    """A round of guesses, by window and by head; steps that keep features for it."""
+    batches = [b for b in args.draft_batch if (b, args.context) in plain]
+    heads = [None] if model.config.vocab_size <= SMALL_HEAD else [None, SMALL_HEAD]
+    for size in heads if batches else []:
+        for window in args.window if size is None else args.window[:1]:
+            vocab = None if size is None else torch.arange(size, device=model.device)
+            drafter = NeuralDrafter(model, DrafterShape(model.config.intermediate_size, window), vocab)
+            randomize(drafter)
+            pages = pages_for(max(batches), args.context)
+            guessing = Strategy.parse(f"neural:{GUESSES}")
+            bench = Bench(model, clock, max(batches), args.longest, pages, [drafter], [PLAIN, guessing])
+            for batch in batches:
+                bench.seat(batch, args.context)
+                one = plain[batch, args.context]
+                if size is None and window == args.window[0]:
+                    least = floor.step(batch, args.context)
+                    table.add("decode, keeps features", batch, args.context, bench.decode(batch), least, one)
+                    times = bench.verify(batch, Strategy("neural", 7, 1, 7))
+                    table.add("verify 8, keeps features", batch, args.context, times, least, one)
+                name = f"draft {GUESSES}, {size or 'full'}, window {window}"
+                times = bench.draft(batch, guessing)
+                table.add(name, batch, args.context, times, floor.draft(drafter, batch, args.context), one)
+            del bench, drafter
+
+
+def compare_ways(args: argparse.Namespace, model: Decoder, clock: Clock, floor: Floor, table: Table) -> None:
+    """The same passes with cuBLAS's products, with those of the table, and with kernels that start early and ask for
+    so many MB of their weights."""
+    before = product.TILES, kernels.pdl, kernels.ahead_bytes
+    pages = pages_for(max(args.batch), args.context)
+    ways: list[tuple[str, Any, bool, int]] = [("cublas", {}, False, 0), ("tiles", before[0], False, 0)]
+    ways += [(f"early, {mb} MB", before[0], True, mb << 20) for mb in args.ahead]
+    for way, *settings in ways:
+        product.TILES, kernels.pdl, kernels.ahead_bytes = settings
+        bench = Bench(model, clock, max(args.batch), args.longest, pages)
+        for batch in args.batch:
+            bench.seat(batch, args.context)
+            least = floor.step(batch, args.context)
+            one = table.add(f"decode [{way}]", batch, args.context, bench.decode(batch), least, 0.0)
+            table.add(f"verify 8 [{way}]", batch, args.context, bench.verify(batch, chain(8)), least, one)
+        del bench
+    product.TILES, kernels.pdl, kernels.ahead_bytes = before
+
+
+def measure_suffix(args: argparse.Namespace, plain: dict[Any, float]) -> list[dict[str, Any]]:
+    """What the host takes for guesses from suffixes, which the device waits for."""
+    rows = []
+    for batch in args.batch:
+        dice = np.random.default_rng(batch)
+        drafter = SuffixDrafter(batch, args.longest)
+        texts = []
+        for i in range(batch):
+            phrase = dice.integers(1000, size=48).tolist()  # comes again and again, so that there is much to find
+            tokens = [t for _ in range(args.context // 48) for t in [*phrase, int(dice.integers(1000))]]
+            texts.append(Sequence.of(Request(i, tuple(tokens[:64]))))
+            texts[-1].tokens = tokens
+        drafter.begin(texts)
+        drafter.follow(texts)
+        ms = Clock(torch.device("cpu"), 50).measure(lambda d=drafter, t=texts: d.propose(t, chain(GUESSES + 1)))[1]
+        share = ms / plain[batch, args.context]
+        rows.append({"batch": batch, "ms": round(ms, 4), "share_of_step": round(share, 4)})
+        print(f"suffix drafter, batch {batch}: {1e3 * ms:.0f} µs of the host, {share:.1%} of a plain step")
+    return rows
+
+
+def profile(bench: Bench, batch: int, context: int, verify: int) -> dict[str, Any]:
+    """Where a step goes, by kernel."""
+    from torch.profiler import ProfilerActivity
+
+    bench.seat(batch, context)
+    work = lambda: bench.engine.runner.decode(batch, False, batch=-1)  # noqa: E731
+    if verify > 1:
+        draft, strategy = Draft.empty(batch, verify - 1), chain(verify)
+        draft.tokens[:] = 1
+        bench.engine.runner.hand_in(draft)
+        work = lambda: bench.engine.runner.verify(batch, False, strategy)  # noqa: E731
+    work()
+    runs = 5
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as traced:
+        for _ in range(runs):
+            work()
+        torch.cuda.synchronize()
+    seen = [(e.key, e.count / runs, e.self_device_time_total / runs) for e in traced.key_averages()]
+    seen = sorted((k for k in seen if "Memcpy" not in k[0]), key=lambda k: -k[2])
+    total = sum(k[2] for k in seen)
+    count = sum(k[1] for k in seen)
+    print(f"\nbatch {batch}, {verify} token(s): {count:.0f} kernels, {total:.0f} µs in them")
+    if kernels.pdl:
+        print("  a kernel that starts early waits within its time, so these add up to more than the step")
+    for name, times, us in seen[:18]:
+        print(f"  {us:>8.1f} µs {us / total:>5.1%}  {times:>5.0f} x {us / max(times, 1):>7.2f}  {name[:90]}")
+    top = [{"kernel": n[:120], "count": round(c, 1), "us": round(us, 1)} for n, c, us in seen[:18]]
+    return {"batch": batch, "tokens": verify, "kernels": round(count), "us": round(total, 1), "top": top}
+
+
+def capture_all(model: Decoder, most: int) -> dict[str, Any]:
+    """Every graph that the default strategies can need up to a batch size: seconds and memory."""
+    drafter = randomize(NeuralDrafter(model))
+    strategies = default_strategies(["suffix", NEURAL])
+    context = drafter.shape.window + ROOM
+    clock = Clock(model.device, 1)
+    bench = Bench(model, clock, most, context + ROOM, pages_for(most, context), [drafter], strategies)
+    runner, started = bench.engine.runner, time.perf_counter()
+    for batch in runner.ladder:
+        bench.seat(batch, context)
+        bench.decode(batch)
+        for strategy in strategies[1:]:
+            (bench.draft if strategy.drafter == NEURAL else bench.verify)(batch, strategy)
+    graphs = bench.engine.graphs
+    seconds = round(time.perf_counter() - started, 1)
+    return {"graphs": graphs.captured, "seconds": seconds, "graph_gb": round(graphs.memory_bytes / 1e9, 3)}
+
+
+def since_start() -> float:
+    """Seconds since this process began, the time to import included: what a user waits."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def pages_for(batch: int, context: int) -> int:
+    """More than a page for each place at the size of a GPU's pages; a CPU's are larger, and so needs fewer."""
+    return batch * ((context + ROOM) // 64 + 2) + 2
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    args = parse(argv)
+    device = torch.device(args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    clock = Clock(device, args.repeat)
+    with torch.inference_mode():
+        model = make_model(config_of(args.geometry, args.longest), device)
+        pages = max(pages_for(max(args.batch), args.context), pages_for(args.long_batch, args.long))
+        bench = Bench(model, clock, max(*args.batch, args.long_batch if args.long else 1), args.longest, pages)
+        bench.seat(args.batch[0], args.context)
+        bench.engine.runner.decode(args.batch[0], False, batch=-1)
+        first = since_start()
+        floor = Floor(model, copy_bandwidth(device))
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        print(f"{args.geometry} on {name}, {model.dtype}: {sum(p.numel() for p in model.parameters()) / 1e9:.3f}B")
+        print(f"copy       {floor.bandwidth / 1e9:.0f} GB/s, read and written")
+        print(f"a step     reads {floor.weights / 1e9:.3f} GB of weights, {floor.per_token} bytes per token of context")
+        print(f"start      {first:.1f} s to the first token, weights made and a graph captured")
+        table = Table()
+        plain = measure_passes(args, bench, floor, table)
+        summary: dict[str, Any] = {"geometry": args.geometry, "device": name, "dtype": str(model.dtype)}
+        summary |= {"copy_gb_s": round(floor.bandwidth / 1e9, 1), "weight_bytes": floor.weights}
+        summary |= {"tiles": len(product.TILES), "pdl": kernels.pdl}
+        summary["first_token_s"] = round(first, 2)
+        if device.type == "cuda":
+            summary["graph_gb"] = round(bench.engine.graphs.memory_bytes / 1e9, 3)
+            summary["profiles"] = [profile(bench, b, args.context, t) for b, t in args.profile if b in args.batch]
+            print(f"\ngraphs     {summary['graph_gb']} GB for {bench.engine.graphs.captured}")
+            if args.capture:
+                summary["capture"] = capture_all(model, args.capture)
+                print(f"default strategies up to batch {args.capture}: {summary['capture']}\n")
+        measure_drafts(args, model, clock, floor, table, plain)
+        if args.compare:
+            compare_ways(args, model, clock, floor, table)
+        summary["suffix"] = measure_suffix(args, plain)
+        summary["rows"] = table.rows
+    print(json.dumps(summary))
+    return summary
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--geometry", choices=GEOMETRY, default="7b")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--batch", default="1,8,32,128")
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--verify", default="4,8,16", help="tokens per request that are checked at once")
+    parser.add_argument("--tree", default="suffix:6x3/15", help="a tree that is checked as well")
+    parser.add_argument("--long", type=int, default=16384, help="a long context; 0 for none")
+    parser.add_argument("--long-batch", type=int, default=8)
+    parser.add_argument("--draft-batch", default="1,8,32")
+    parser.add_argument("--window", default="512,128", help="entries that the neural drafter looks back on")
+    parser.add_argument("--profile", default="1x1,8x1,32x8", help="batch x tokens whose kernels are listed")
+    parser.add_argument("--capture", type=int, default=0, help="capture all default strategies up to this batch size")
+    parser.add_argument("--compare", action="store_true", help="products of cuBLAS, of the table, and started early")
+    parser.add_argument("--ahead", default="1,16", help="MB of weights that are asked for early, to compare")
+    parser.add_argument("--tiles", help="a table of benchmarks/tune_products.py instead of the shipped one, or `none`")
+    parser.add_argument(
+        "--pdl", action=argparse.BooleanOptionalAction, default=kernels.pdl,
+        help="launch kernels before their predecessors have ended",
+    )  # fmt: skip
+    parser.add_argument("--repeat", type=int, default=20)
+    args = parser.parse_args(argv)
+    for name in ("batch", "verify", "draft_batch", "window", "ahead"):
+        setattr(args, name, [int(x) for x in getattr(args, name).split(",") if x])
+    args.profile = [tuple(map(int, p.split("x"))) for p in args.profile.split(",") if p]
+    args.longest = max(args.context, args.long) + ROOM
+    kernels.pdl = args.pdl
+    if args.tiles:
+        product.TILES = {} if args.tiles == "none" else product.read_tiles(Path(args.tiles))
+    return args
+
+
+if __name__ == "__main__":
+    main()

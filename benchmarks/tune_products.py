@@ -1,0 +1,373 @@
+"""Finds out which products of a few rows our kernels make faster than cuBLAS, and how attention is best cut up.
+
+    python benchmarks/tune_products.py --geometry 7b,1.5b --out tiles.json
+    python benchmarks/roofline.py --geometry 7b --tiles tiles.json
+
+A table that proves itself becomes src/paceline/kernels/tiles.json.
+
+Each product is timed together with what follows it, in a graph over as many copies of its weights as the cache cannot
+hold. All kernels are compiled first, side by side, and checked against PyTorch. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.kernels import epilogue_triton as epilogue
+from paceline.kernels import fused_triton
+from paceline.kernels import paged_attention_triton as attention
+from paceline.kernels import product_triton as product
+from paceline.kernels.device import processors
+from paceline.kernels.epilogue import Cache
+from paceline.kernels.paged_attention import chain_tree
+from paceline.kernels.paged_attention_triton import Cut
+from paceline.kernels.product import ROWS, Tile
+
+#           hidden heads kv d    ff
+GEOMETRY = {"7b": (3584, 28, 4, 128, 18944), "1.5b": (1536, 12, 2, 128, 8960), "tiny": (64, 4, 2, 16, 128)}
+PAGE = 64
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # without a GPU: slowly, in Triton's interpreter
+DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+BEYOND_CACHE = 400e6 if DEVICE.type == "cuda" else 0.0  # bytes of weights that a graph goes through
+GAIN = 1.1  # of cuBLAS's time: what a kernel must stay below to be used; cuBLAS neither starts early nor lets others
+
+# block_n, block_k, warps, stages: with the weights as the first operand, as the second, and without matrix units.
+FIRST = [(64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6), (64, 64, 4, 4), (64, 64, 4, 8), (64, 256, 4, 3),
+         (128, 64, 4, 4), (128, 64, 4, 6), (128, 64, 8, 6), (128, 128, 8, 4)]  # fmt: skip
+SECOND = [(16, 256, 4, 3), (16, 256, 4, 5), (32, 128, 4, 3), (32, 128, 4, 6), (32, 256, 4, 4), (64, 128, 4, 5),
+          (64, 64, 4, 8)]  # fmt: skip
+VECTOR = [(4, 512, 4, 2), (8, 512, 4, 2), (16, 256, 4, 2), (16, 512, 8, 2), (8, 256, 2, 2), (32, 256, 8, 2)]
+SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)  # what follows a product is compiled for each of these
+CUTS = [Cut(64, 64, 4, s) for s in (2, 3, 4)]
+CUTS += [Cut(128, 64, 4, 2), Cut(128, 64, 4, 3), Cut(32, 64, 4, 4), Cut(64, 64, 8, 3), Cut(64, 128, 8, 3)]
+WAVES = (1, 2, 3, 4)
+
+
+def tiles(rows: int, gated: bool) -> list[Tile]:
+    """What is tried for this number of rows, splits aside."""
+    found = [Tile(n, k, 1, w, s, True, gated=gated) for n, k, w, s in FIRST if rows > 1]
+    found += [Tile(n, k, 1, w, s, False, gated=gated) for n, k, w, s in SECOND if rows <= 32]
+    found += [Tile(n, k, 1, w, s, True, True, gated) for n, k, w, s in VECTOR if rows == 1]
+    if rows == 1:  # the tiles of the matrix units, also for a row alone
+        found += [Tile(n, k, 1, w, s, True, gated=gated) for n, k, w, s in FIRST[:6]]
+    return found
+
+
+def splits_for(tile: Tile, out: int, size: int, most: int) -> list[int]:
+    """Ways to split that fill the processors once, twice, ... as nearly as it goes."""
+    if tile.gated:
+        return [1]
+    columns = -(-out // tile.block_n)
+    blocks = -(-size // tile.block_k)
+    wanted = [min(blocks, turns * most / columns) for turns in (1, 2, 3, 4, 6)]
+    return sorted({min(SPLITS, key=lambda s, w=w: abs(s - w)) for w in wanted})
+
+
+# ---- compiling, in other processes ----
+
+
+def try_product(rows: int, tile: Tile) -> str | None:
+    """Compile a kernel by using it -> what is wrong with it. Shapes are small: kernels are told them as they run."""
+    g = torch.Generator(DEVICE).manual_seed(0)
+    out, size = (512, 2048) if DEVICE.type == "cuda" else (128, 512)
+    x = torch.randn(rows, size, generator=g, device=DEVICE).to(DTYPE)
+    weight = (torch.randn(out, size, generator=g, device=DEVICE) * size**-0.5).to(DTYPE)
+    expected = x.float() @ weight.float().t()
+    if tile.gated:
+        gate, up = expected.chunk(2, -1)
+        return compare(lambda: product.gated_product(x, weight, tile), F.silu(gate) * up)
+    return compare(lambda: product.split_product(x, weight, replace(tile, splits=3)).sum(0), expected)
+
+
+def try_attention(heads: int, kv_heads: int, d: int, new: int, cut: Cut) -> str | None:
+    case = AttentionCase(heads, kv_heads, d, 2, new, 300, 1)
+    k, v = (pool[case.table.long()].transpose(1, 2).flatten(2, 3).float() for pool in case.pools[0])
+    seen = torch.arange(k.shape[2], device=DEVICE) <= 300 + torch.arange(new, device=DEVICE)[:, None]
+    q = case.q.transpose(1, 2).float()
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True).transpose(1, 2)
+    return compare(lambda: case.run(0, cut), expected)
+
+
+def try_epilogue(geometry: str, splits: int) -> str | None:
+    """Only to compile: tests look at what they compute."""
+    shapes = [Shape(geometry, part, copies=0) for part in ("qkv", "o")]
+    works = [lambda s=s: s.follow(torch.zeros(splits, 8, s.out, device=DEVICE), s.surroundings(8)) for s in shapes]
+    return next((fault for fault in (compare(w, None) for w in works) if fault), None)
+
+
+def compare(work: Callable[[], Any], expected: Tensor | None) -> str | None:
+    try:
+        got = work()
+        if expected is None:
+            return None
+        error = float((got.float() - expected.float()).norm() / expected.float().norm())
+    except Exception as err:  # noqa: BLE001 (whatever a compiler says: this way is left out, and the table says why)
+        return f"{type(err).__name__}: {str(err).splitlines()[0][:90] if str(err) else ''}"
+    return None if error < 1e-2 else f"relative error {error:.2g}"
+
+
+def compile_all(jobs: list[tuple[Any, ...]], workers: int) -> dict[Any, str | None]:
+    if workers:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            wrong = list(pool.map(_try, jobs, chunksize=1))
+    else:
+        wrong = [_try(job) for job in jobs]
+    for job, fault in zip(jobs, wrong, strict=True):
+        if fault:
+            print(f"left out  {job[1:]}: {fault}")
+    return dict(zip(jobs, wrong, strict=True))
+
+
+def _try(job: tuple[Any, ...]) -> str | None:
+    with torch.inference_mode():
+        return {"product": try_product, "attention": try_attention, "epilogue": try_epilogue}[job[0]](*job[1:])
+
+
+# ---- timing ----
+
+
+@functools.cache
+def side_stream() -> torch.cuda.Stream:
+    """One for all: cuBLAS keeps a workspace for each."""
+    return torch.cuda.Stream()
+
+
+def graph_us(work: Callable[[int], Any], copies: int, repeat: int) -> float:
+    """Microseconds of one of `copies` calls in a graph, median of the replays."""
+    if DEVICE.type == "cpu":
+        started = time.perf_counter()
+        work(0)
+        return 1e6 * (time.perf_counter() - started)
+    stream = side_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        work(0)
+        graph.capture_begin()  # not the context manager, which cleans up memory each time
+        for i in range(copies):
+            work(i)
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph.replay()
+    times = []
+    for _ in range(repeat):
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        graph.replay()
+        b.record()
+        b.synchronize()
+        times.append(1e3 * a.elapsed_time(b) / copies)
+    return statistics.median(times)
+
+
+def copy_bandwidth() -> float:
+    a = torch.empty(2**31 if DEVICE.type == "cuda" else 2**24, dtype=torch.uint8, device=DEVICE).fill_(1)
+    b = torch.empty_like(a)
+    return 2 * a.numel() / (graph_us(lambda i: b.copy_(a), 1, 10) / 1e6)
+
+
+class Shape:
+    """One matrix of a layer, and what follows its product."""
+
+    def __init__(self, geometry: str, part: str, copies: int | None = None):
+        hidden, self.heads, self.kv_heads, self.d, ff = GEOMETRY[geometry]
+        qkv, mixed = (self.heads + 2 * self.kv_heads) * self.d, self.heads * self.d
+        self.geometry, self.part = geometry, part
+        self.out, self.size = {
+            "qkv": (qkv, hidden), "o": (hidden, mixed), "gate_up": (2 * ff, hidden), "down": (hidden, ff),
+            "draft qkv": (qkv, 2 * hidden),
+        }[part]  # fmt: skip
+        self.gated = part == "gate_up"
+        self.bytes = 2 * self.out * self.size
+        self.copies = max(2, int(BEYOND_CACHE // self.bytes) + 1) if copies is None else copies
+        shape = (self.copies, self.out, self.size)
+        self.weights = torch.empty(shape, dtype=DTYPE, device=DEVICE).normal_(0, 0.02)
+
+    def surroundings(self, rows: int) -> tuple[Any, ...]:
+        """What is used beside the product: residual, norm, bias, rotation, cache."""
+        kind: dict[str, Any] = {"dtype": DTYPE, "device": DEVICE}
+        pool = torch.zeros(2, rows * self.kv_heads, self.d, **kind)
+        cache = Cache(pool[0], pool[1], torch.arange(rows * self.kv_heads, device=DEVICE))
+        turn = torch.randn(rows, 1, self.d, **kind)
+        return torch.randn(rows, self.out, **kind), torch.ones(self.out, **kind), turn, cache
+
+    def follow(self, parts: Tensor, beside: tuple[Any, ...]) -> Any:
+        residual, norm, turn, cache = beside
+        if self.part.endswith("qkv"):
+            return epilogue.turn_and_keep(parts, norm, None, turn, turn, (self.heads, self.kv_heads), cache)
+        return epilogue.add_norm(parts, residual, None, norm, 1e-6)
+
+    def run(self, x: Tensor, i: int, tile: Tile | None, beside: tuple[Any, ...]) -> Any:
+        """Product i with a tile, or with cuBLAS, and what follows."""
+        weight = self.weights[i]
+        if self.gated and tile is None:
+            return fused_triton.gated(torch.mm(x, weight.t()))
+        if self.gated:
+            return product.gated_product(x, weight, tile)
+        parts = torch.mm(x, weight.t())[None] if tile is None else product.split_product(x, weight, tile)
+        return self.follow(parts, beside)
+
+    def us(self, rows: int, tile: Tile | None, repeat: int) -> float:
+        x, beside = torch.randn(rows, self.size, dtype=DTYPE, device=DEVICE), self.surroundings(rows)
+        return graph_us(lambda i: self.run(x, i, tile, beside), self.copies, repeat)
+
+
+def tune_shape(
+    shape: Shape, rows_list: list[int], faults: dict[Any, Any], bandwidth: float, repeat: int
+) -> Iterator[dict[str, Any]]:
+    most = processors(DEVICE)
+    for rows in rows_list:
+        floor = 1e6 * shape.bytes / bandwidth
+        cublas = shape.us(rows, None, repeat)
+        timed: list[tuple[float, Tile]] = []
+        for tile in tiles(rows, shape.gated) if rows in ROWS else []:
+            if faults.get(("product", rows, tile)) or shape.size % tile.block_k:
+                continue
+            for splits in splits_for(tile, shape.out, shape.size, most):
+                candidate = replace(tile, splits=splits)
+                timed.append((shape.us(rows, candidate, repeat), candidate))
+        timed.sort(key=lambda pair: pair[0])
+        row: dict[str, Any] = {"geometry": shape.geometry, "part": shape.part, "rows": rows}
+        row |= {"out": shape.out, "in": shape.size, "floor_us": round(floor, 2), "cublas_us": round(cublas, 2)}
+        line = f"{shape.geometry:>5} {shape.part:<9} {rows:>4} rows  floor {floor:7.2f}"
+        line += f"  cuBLAS {cublas:7.2f} ({cublas / floor:.2f})"
+        if timed:
+            own = timed[0][0]
+            row |= {"own_us": round(own, 2), "tile": asdict(timed[0][1])}
+            row["next"] = [[round(us, 2), _short(t)] for us, t in timed[1:6]]
+            line += f"  own {own:7.2f} ({own / floor:.2f})  {_short(timed[0][1])}"
+            line += "" if own < GAIN * cublas else "  not used"
+        print(line, flush=True)
+        yield row
+
+
+def _short(tile: Tile) -> str:
+    way = "vector" if tile.vector else "first" if tile.weight_first else "second"
+    return f"{tile.block_n}x{tile.block_k} /{tile.splits} w{tile.warps} s{tile.stages} {way}"
+
+
+class AttentionCase:
+    def __init__(self, heads: int, kv_heads: int, d: int, batch: int, new: int, context: int, copies: int):
+        self.batch, self.new, self.context, self.copies = batch, new, context, copies
+        kind: dict[str, Any] = {"dtype": DTYPE, "device": DEVICE}
+        most = (context + new) // PAGE + 1
+        self.bytes = 2 * batch * context * kv_heads * d * 2
+        self.q = torch.randn(batch, new, heads, d, **kind)
+        self.pools = torch.empty(copies, 2, batch * most + 1, kv_heads, PAGE, d, **kind).normal_()
+        pages = torch.randperm(batch * most, device=DEVICE) + 1
+        self.table = pages.view(batch, most).int()
+        self.contexts = torch.full((batch,), context, dtype=torch.int32, device=DEVICE)
+        self.tree = chain_tree(batch, new, DEVICE)
+
+    def run(self, i: int, cut: Cut) -> Tensor:
+        k, v = self.pools[i]
+        return attention.paged_attention(self.q, k, v, self.table, self.contexts, self.tree, cut=cut)
+
+
+def tune_attention(args: argparse.Namespace, faults: dict[Any, Any], bandwidth: float) -> list[dict[str, Any]]:
+    _, heads, kv_heads, d, _ = GEOMETRY[args.geometry[0]]
+    found = []
+    for batch, new, context in args.attention:
+        size = 2 * batch * context * kv_heads * d * 2
+        case = AttentionCase(heads, kv_heads, d, batch, new, context, max(2, min(40, int(BEYOND_CACHE // size) + 1)))
+        floor = 1e6 * case.bytes / bandwidth
+        timed = []
+        for cut in CUTS:
+            if faults.get(("attention", heads, kv_heads, d, new, cut)):
+                continue
+            for waves in WAVES:
+                way = replace(cut, waves=waves)
+                timed.append((graph_us(lambda i, c=way, a=case: a.run(i, c), case.copies, args.repeat), way))
+        before = next((us for us, cut in timed if cut == Cut()), float("nan"))
+        timed.sort(key=lambda pair: pair[0])
+        us, cut = timed[0]
+        print(
+            f"attention batch {batch:>3} x {new:>2} tokens, context {context:>5}: floor {floor:6.2f}  "
+            f"default {before:6.2f}  best {us:6.2f} ({us / floor:.2f})  {_cut(cut)};  then "
+            + ", ".join(f"{t:.2f} {_cut(c)}" for t, c in timed[1:4]),
+            flush=True,
+        )
+        row = {"batch": batch, "new": new, "context": context, "floor_us": round(floor, 2), "best_us": round(us, 2)}
+        found.append(row | {"cut": asdict(cut), "all": [[round(t, 2), _cut(c)] for t, c in timed]})
+        del case
+    return found
+
+
+def _cut(c: Cut) -> str:
+    return f"n{c.block_n} m{c.most_m} w{c.warps} s{c.stages} waves{c.waves}"
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse(argv)
+    torch.manual_seed(0)
+    started = time.perf_counter()
+    rows = [r for r in args.rows if r in ROWS]
+    jobs: list[tuple[Any, ...]] = [("product", r, t) for r in rows for gated in (False, True) for t in tiles(r, gated)]
+    jobs += [
+        ("attention", *GEOMETRY[args.geometry[0]][1:4], new, cut)
+        for new in sorted({new for _, new, _ in args.attention})
+        for cut in CUTS
+    ]
+    jobs += [("epilogue", geometry, splits) for geometry in args.geometry for splits in SPLITS]
+    faults = compile_all(list(dict.fromkeys(jobs)), args.workers)
+    print(f"{len(jobs)} kernels compiled and checked in {time.perf_counter() - started:.0f} s", flush=True)
+    with torch.inference_mode():
+        bandwidth = copy_bandwidth()
+        print(f"copy {bandwidth / 1e9:.0f} GB/s, read and written; microseconds, (times the floor)")
+        found: list[dict[str, Any]] = []
+        cuts = tune_attention(args, faults, bandwidth)
+        for geometry in args.geometry:
+            for part in ("qkv", "o", "gate_up", "down", "draft qkv"):
+                if time.perf_counter() - started > 60 * args.minutes:
+                    print(f"out of time before {geometry} {part}")
+                    continue
+                found += tune_shape(Shape(geometry, part), args.rows, faults, bandwidth, args.repeat)
+                if DEVICE.type == "cuda":
+                    torch.cuda.empty_cache()
+    better = [r for r in found if "own_us" in r and r["own_us"] < GAIN * r["cublas_us"]]
+    entries = [{"rows": r["rows"], "out": r["out"], "in": r["in"], "tile": r["tile"]} for r in better]
+    device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
+    if args.out:
+        lines = ",\n".join("  " + json.dumps(e) for e in entries)
+        Path(args.out).write_text(f'{{"device": "{device}", "tiles": [\n{lines}\n]}}\n')
+    print(f"{time.perf_counter() - started:.0f} s")
+    summary = {"device": device, "copy_gb_s": round(bandwidth / 1e9, 1), "products": found, "attention": cuts}
+    print(json.dumps(summary))
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--geometry", default="7b,1.5b")
+    parser.add_argument("--rows", default="1,8,16,32,64,128,256")
+    cases = "1x1x2048,8x1x2048,32x1x2048,128x1x2048,8x1x16384,1x8x2048,8x8x2048,32x4x2048,32x8x2048,8x16x2048"
+    parser.add_argument("--attention", default=cases, help="batch x new tokens x context")
+    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--minutes", type=float, default=3.0, help="no new matrix is begun after this")
+    parser.add_argument(
+        "--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="processes that compile; 0: none"
+    )
+    parser.add_argument("--out", help="where to write the table")
+    args = parser.parse_args(argv)
+    args.geometry = args.geometry.split(",")
+    args.rows = [int(r) for r in args.rows.split(",")]
+    args.attention = [tuple(map(int, c.split("x"))) for c in args.attention.split(",") if c]
+    return args
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""What kernels ask of the device that they run on."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+pdl = True
+"""Whether a kernel may be launched before its predecessor has ended (programmatic dependent launch): it then asks for
+what depends on nothing, and waits."""
+ahead_bytes = 1 << 20
+"""Of the weights of a product, so many are asked for before its turn. More of them was slower on an H200, the more the
+slower: what is asked for early comes in the way of what is needed now."""
+PRETENDED = 8  # processors of a machine without a GPU, where an interpreter runs the kernels
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else PRETENDED
+
+
+def starts_early(device: torch.device) -> bool:
+    return pdl and _can_start_early(device)
+
+
+@functools.cache
+def _can_start_early(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -1,0 +1,103 @@
+"""What follows a product in a decoder layer, each as one kernel, and the same in plain PyTorch.
+
+All take partial sums [splits, rows, out] as `kernels.product` gives them, and round where the separate operations
+would: a sum of parts is a value of the model's type before anything is made of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.fused import has_kernels
+
+
+class Cache(NamedTuple):
+    """Where the keys and values of a layer go."""
+
+    k_rows: Tensor  # [places * kv_heads, d]
+    v_rows: Tensor
+    slots: Tensor  # int64 [rows * kv_heads]
+
+
+class HeadNorms(NamedTuple):
+    """Norms of queries and keys, for models that have them."""
+
+    q: Tensor  # [d]
+    k: Tensor
+    eps: float
+
+
+def add_norm(parts: Tensor, residual: Tensor, bias: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """residual + product (+ bias), and its RMS norm; both [rows, out]."""
+    if has_kernels(residual):
+        from paceline.kernels.epilogue_triton import add_norm as own
+
+        return own(parts, residual, bias, weight, eps)
+    return plain_add_norm(parts, residual, bias, weight, eps)
+
+
+def plain_add_norm(
+    parts: Tensor, residual: Tensor, bias: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    wide = torch.promote_types(residual.dtype, torch.float32)
+    total = parts.to(wide).sum(0) + residual.to(wide)
+    x = (total if bias is None else total + bias.to(wide)).to(residual.dtype)
+    return x, torch.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def turn_and_keep(
+    parts: Tensor,
+    bias: Tensor | None,
+    norms: HeadNorms | None,
+    cos: Tensor,
+    sin: Tensor,
+    heads: tuple[int, int],
+    cache: Cache,
+) -> Tensor:
+    """The product of a layer's qkv -> all heads [rows, heads + 2 * kv_heads, d]: queries and keys normed and turned,
+    values as they are. Keys and values are in the cache then. cos and sin: [rows, 1, d], for the model's type."""
+    if has_kernels(cos):
+        from paceline.kernels.epilogue_triton import turn_and_keep as own
+
+        return own(parts, bias, norms, cos, sin, heads, cache)
+    return plain_turn_and_keep(parts, bias, norms, cos, sin, heads, cache)
+
+
+def plain_turn_and_keep(
+    parts: Tensor,
+    bias: Tensor | None,
+    norms: HeadNorms | None,
+    cos: Tensor,
+    sin: Tensor,
+    heads: tuple[int, int],
+    cache: Cache,
+) -> Tensor:
+    wide = torch.promote_types(cos.dtype, torch.float32)
+    total = parts.to(wide).sum(0)
+    qkv = (total if bias is None else total + bias.to(wide)).to(cos.dtype)
+    q, k, v = qkv.unflatten(1, (-1, cos.shape[-1])).split((*heads, heads[1]), 1)
+    if norms is not None:
+        q = torch.rms_norm(q, (q.shape[-1],), norms.q, norms.eps)
+        k = torch.rms_norm(k, (k.shape[-1],), norms.k, norms.eps)
+    q, k = (torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, -1), sin) for x in (q, k))
+    cache.k_rows.index_copy_(0, cache.slots, k.flatten(0, 1))
+    cache.v_rows.index_copy_(0, cache.slots, v.flatten(0, 1))
+    return torch.cat((q, k, v), 1)
+
+
+def norm_beside(tokens: Tensor, table: Tensor, table_norm: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
+    """What a drafter's layer reads: the embeddings of tokens [rows] and x [rows, size], each normed, side by side."""
+    if has_kernels(x) and table.dtype == x.dtype:
+        from paceline.kernels.epilogue_triton import norm_beside as own
+
+        return own(tokens, table, table_norm, x, norm, eps)
+    return plain_norm_beside(tokens, table, table_norm, x, norm, eps)
+
+
+def plain_norm_beside(tokens: Tensor, table: Tensor, table_norm: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
+    size = (x.shape[-1],)
+    embedded = torch.rms_norm(table[tokens].to(x.dtype), size, table_norm, eps)
+    return torch.cat((embedded, torch.rms_norm(x, size, norm, eps)), -1)

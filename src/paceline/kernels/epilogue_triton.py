@@ -1,0 +1,155 @@
+"""The GPU form of what follows a product: partial sums added up in order, and the small operations behind them."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from paceline.kernels.device import starts_early
+from paceline.kernels.epilogue import Cache, HeadNorms
+
+
+def add_norm(parts: Tensor, residual: Tensor, bias: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """As `kernels.epilogue.add_norm`."""
+    splits, rows, size = parts.shape
+    x, normed = (torch.empty(rows, size, dtype=residual.dtype, device=residual.device) for _ in range(2))
+    block, early = triton.next_power_of_2(size), starts_early(x.device)
+    _add_norm[(rows,)](
+        parts, residual, bias, weight, x, normed, residual.stride(0), rows, size, eps,
+        SPLITS=splits, BIAS=bias is not None, BLOCK=block, PDL=early,
+        num_warps=max(1, min(16, block // 256)), launch_pdl=early,
+    )  # fmt: skip
+    return x, normed
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _add_norm(
+    parts, residual, bias, weight, x, normed, residual_stride, rows, size, eps,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    there = i < size
+    scale = tl.load(weight + i, mask=there, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    total = tl.zeros([BLOCK], tl.float32)
+    for s in tl.static_range(SPLITS):
+        total += tl.load(parts + (s * rows + row) * size + i, mask=there, other=0.0).to(tl.float32)
+    total += tl.load(residual + row * residual_stride + i, mask=there, other=0.0).to(tl.float32)
+    if BIAS:
+        total += tl.load(bias + i, mask=there, other=0.0).to(tl.float32)
+    value = total.to(x.dtype.element_ty)
+    tl.store(x + row * size + i, value, mask=there)
+    value = value.to(tl.float32)
+    root = tl.rsqrt(tl.sum(value * value, 0) / size + eps)
+    tl.store(normed + row * size + i, (value * root * scale).to(normed.dtype.element_ty), mask=there)
+
+
+def turn_and_keep(
+    parts: Tensor,
+    bias: Tensor | None,
+    norms: HeadNorms | None,
+    cos: Tensor,
+    sin: Tensor,
+    heads: tuple[int, int],
+    cache: Cache,
+) -> Tensor:
+    """As `kernels.epilogue.turn_and_keep`."""
+    splits, rows, _ = parts.shape
+    d, every = cos.shape[-1], heads[0] + 2 * heads[1]
+    out = torch.empty(rows, every, d, dtype=cos.dtype, device=cos.device)
+    block_h, early = 4, starts_early(cos.device)  # heads per program
+    _turn_and_keep[(rows, triton.cdiv(every, block_h))](
+        parts, bias, *(norms or (None, None, 0.0)), cos, sin, out, cache.k_rows, cache.v_rows, cache.slots,
+        cos.stride(0), sin.stride(0), rows,
+        HEADS=heads[0], KV_HEADS=heads[1], SPLITS=splits, BIAS=bias is not None, NORM=norms is not None,
+        D=d, BLOCK_H=block_h, BLOCK_D=triton.next_power_of_2(d), PDL=early, num_warps=2, launch_pdl=early,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _turn_and_keep(
+    parts, bias, q_norm, k_norm, eps, cos, sin, out, k_rows, v_rows, slots, cos_stride, sin_stride, rows,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
+    D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+    dim = tl.arange(0, BLOCK_D)[None, :]
+    other = (dim + D // 2) % D
+    every: tl.constexpr = HEADS + 2 * KV_HEADS
+    there = (head < every) & (dim < D)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    kind = out.dtype.element_ty
+    straight = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+    crossed = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+    for s in tl.static_range(SPLITS):
+        at = (s * rows + row) * every * D + head * D
+        straight += tl.load(parts + at + dim, mask=there, other=0.0).to(tl.float32)
+        crossed += tl.load(parts + at + other, mask=there, other=0.0).to(tl.float32)
+    if BIAS:
+        straight += tl.load(bias + head * D + dim, mask=there, other=0.0).to(tl.float32)
+        crossed += tl.load(bias + head * D + other, mask=there, other=0.0).to(tl.float32)
+    plain = straight.to(kind)
+    straight, crossed = plain.to(tl.float32), crossed.to(kind).to(tl.float32)
+    if NORM:
+        root = tl.rsqrt(tl.sum(straight * straight, 1) / D + eps)[:, None]
+        is_q = head < HEADS
+        near = tl.where(is_q, tl.load(q_norm + dim, mask=dim < D), tl.load(k_norm + dim, mask=dim < D))
+        far = tl.where(is_q, tl.load(q_norm + other, mask=dim < D), tl.load(k_norm + other, mask=dim < D))
+        straight = (straight * root * near.to(tl.float32)).to(kind).to(tl.float32)
+        crossed = (crossed * root * far.to(tl.float32)).to(kind).to(tl.float32)
+    c = tl.load(cos + row * cos_stride + dim, mask=dim < D, other=0.0).to(tl.float32)
+    s = tl.load(sin + row * sin_stride + dim, mask=dim < D, other=0.0).to(tl.float32)
+    turned = ((straight * c).to(kind).to(tl.float32) + crossed * s).to(kind)
+    value = tl.where(head < HEADS + KV_HEADS, turned, plain)
+    tl.store(out + (row * every + head) * D + dim, value, mask=there)
+    is_k = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    is_v = (head >= HEADS + KV_HEADS) & (head < every)
+    which = tl.where(is_k, head - HEADS, head - HEADS - KV_HEADS)
+    place = tl.load(slots + row * KV_HEADS + which, mask=is_k | is_v, other=0) * D
+    tl.store(k_rows + place + dim, value, mask=there & is_k)
+    tl.store(v_rows + place + dim, value, mask=there & is_v)
+
+
+def norm_beside(tokens: Tensor, table: Tensor, table_norm: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
+    """As `kernels.epilogue.norm_beside`."""
+    rows, size = x.shape
+    out = torch.empty(rows, 2 * size, dtype=x.dtype, device=x.device)
+    block, early = triton.next_power_of_2(size), starts_early(x.device)
+    _norm_beside[(rows, 2)](
+        tokens, table, table_norm, x, norm, out, tokens.stride(0), table.stride(0), x.stride(0), size, eps,
+        BLOCK=block, PDL=early, num_warps=max(1, min(16, block // 256)), launch_pdl=early,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _norm_beside(
+    tokens, table, table_norm, x, norm, out, tokens_stride, table_stride, x_stride, size, eps,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    side = tl.program_id(1)
+    i = tl.arange(0, BLOCK)
+    there = i < size
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    if side == 0:
+        token = tl.load(tokens + row * tokens_stride).to(tl.int64)
+        value = tl.load(table + token * table_stride + i, mask=there, other=0.0).to(tl.float32)
+        scale = tl.load(table_norm + i, mask=there, other=0.0).to(tl.float32)
+    else:
+        value = tl.load(x + row * x_stride + i, mask=there, other=0.0).to(tl.float32)
+        scale = tl.load(norm + i, mask=there, other=0.0).to(tl.float32)
+    root = tl.rsqrt(tl.sum(value * value, 0) / size + eps)
+    tl.store(out + (row * 2 + side) * size + i, (value * root * scale).to(out.dtype.element_ty), mask=there)

@@ -1,0 +1,92 @@
+"""The GPU form of `kernels.places`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def slots(table: Tensor, context: Tensor, new: int, page_size: int, kv_heads: int) -> tuple[Tensor, Tensor]:
+    batch, most = table.shape
+    out = torch.empty(batch * new * kv_heads, dtype=torch.int64, device=table.device)
+    usable = torch.empty(batch, new, dtype=torch.bool, device=table.device)
+    _slots[(batch,)](
+        table, context, out, usable, table.stride(0), context.stride(0), new, most,
+        PAGE=page_size, KV_HEADS=kv_heads, BLOCK_T=triton.next_power_of_2(new),
+        BLOCK_H=triton.next_power_of_2(kv_heads), num_warps=1,
+    )  # fmt: skip
+    return out, usable
+
+
+@triton.jit(do_not_specialize=["new", "most"])
+def _slots(
+    table, context, out, usable, table_stride, context_stride, new, most,
+    PAGE: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0).to(tl.int64)
+    t = tl.arange(0, BLOCK_T)
+    head = tl.arange(0, BLOCK_H)[None, :]
+    place = tl.load(context + b * context_stride) + t
+    page = tl.load(table + b * table_stride + tl.minimum(place // PAGE, most - 1), mask=t < new, other=0)
+    page = tl.where(place < most * PAGE, page, 0).to(tl.int64)
+    row = (page[:, None] * KV_HEADS + head) * PAGE + (place % PAGE)[:, None]
+    tl.store(out + (b * new + t[:, None]) * KV_HEADS + head, row, mask=(t < new)[:, None] & (head < KV_HEADS))
+    tl.store(usable + b * new + t, page > 0, mask=t < new)
+
+
+def rotations(positions: Tensor, inv_freq: Tensor, signs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    rows, d = len(positions), len(inv_freq)
+    cos, sin = (torch.empty(rows, 1, d, dtype=dtype, device=positions.device) for _ in range(2))
+    block = 4
+    _rotations[(triton.cdiv(rows, block),)](
+        positions, inv_freq, signs, cos, sin, positions.stride(0), rows,
+        D=d, BLOCK_N=block, BLOCK_D=triton.next_power_of_2(d), num_warps=4,
+    )  # fmt: skip
+    return cos, sin
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _rotations(
+    positions, inv_freq, signs, cos, sin, stride, rows, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    dim = tl.arange(0, BLOCK_D)
+    there = (n < rows)[:, None] & (dim < D)[None, :]
+    position = tl.load(positions + n.to(tl.int64) * stride, mask=n < rows, other=0).to(tl.float32)
+    angle = position[:, None] * tl.load(inv_freq + dim, mask=dim < D, other=0.0)[None, :]
+    c = tl.cos(angle) * tl.load(signs + dim, mask=dim < D, other=0.0)[None, :]
+    s = tl.sin(angle) * tl.load(signs + D + dim, mask=dim < D, other=0.0)[None, :]
+    to = n[:, None].to(tl.int64) * D + dim[None, :]
+    tl.store(cos + to, c.to(cos.dtype.element_ty), mask=there)
+    tl.store(sin + to, s.to(sin.dtype.element_ty), mask=there)
+
+
+def window_table(
+    slot: Tensor, drafted: Tensor, start: Tensor, window: int, ring: int, stride: int, room: int
+) -> tuple[Tensor, Tensor]:
+    batch, columns = len(slot), window + room
+    table = torch.empty(batch, columns, dtype=torch.int32, device=slot.device)
+    known = torch.empty(batch, dtype=torch.int32, device=slot.device)
+    _window_table[(batch,)](
+        slot, drafted, start, table, known, slot.stride(0), drafted.stride(0), start.stride(0),
+        window, ring, stride, room, columns, BLOCK=triton.next_power_of_2(columns), num_warps=4,
+    )  # fmt: skip
+    return table, known
+
+
+@triton.jit
+def _window_table(
+    slot, drafted, start, table, known, slot_stride, drafted_stride, start_stride,
+    window, ring, stride, room, columns, BLOCK: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    made = tl.load(drafted + b * drafted_stride)
+    seen = made - tl.maximum(tl.load(start + b * start_stride), 0)
+    seen = tl.minimum(tl.maximum(seen, 0), window)
+    in_room = ring + tl.minimum(column - seen, room - 1)
+    page = tl.load(slot + b * slot_stride) * stride + tl.where(column < seen, (made - seen + column) % ring, in_room)
+    tl.store(table + b * columns + column, page, mask=column < columns)
+    tl.store(known + b, seen)

@@ -1,0 +1,91 @@
+"""Which way a product of a few rows goes: cuBLAS, or our own kernel where it was measured to be faster.
+
+`split_product` gives partial sums [splits, rows, out] for the epilogues of `kernels.epilogue` to add up; where cuBLAS
+makes the product there is one, already rounded. Weights are [out, in], as checkpoints have them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from bisect import bisect_left
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.kernels.fused import has_kernels
+
+ROWS = (1, 16, 32, 64, 128)  # numbers of rows that are told apart: the tiles of the matrix units, and a row alone
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a kernel cuts a product up."""
+
+    block_n: int = 64
+    block_k: int = 128
+    splits: int = 1
+    warps: int = 4
+    stages: int = 4
+    weight_first: bool = True
+    """Whether the weights are the first operand of the matrix units, which then take them from shared memory."""
+    vector: bool = False
+    """Without matrix units; for a single row."""
+    gated: bool = False
+    """For a matrix with gates, whose halves are read side by side."""
+
+
+Table = dict[tuple[int, int, int], Tile]
+"""By rows (one of ROWS), out and in; for products with gates, out is the size of the whole matrix."""
+
+HOPPER = (9, 0)
+
+
+def read_tiles(file: Path) -> Table:
+    entries = json.loads(file.read_text())["tiles"]
+    return {(e["rows"], e["out"], e["in"]): Tile(**e["tile"]) for e in entries}
+
+
+TILES = read_tiles(Path(__file__).with_name("tiles.json"))
+"""Measured by benchmarks/tune_products.py on an H200; what is not here goes to cuBLAS, and so do other cards."""
+
+
+@functools.cache
+def _known(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER
+
+
+def tile_for(rows: int, weight: Tensor) -> Tile | None:
+    if rows > ROWS[-1] or weight.dtype != torch.bfloat16 or not _known(weight.device):
+        return None
+    out, size = weight.shape
+    return TILES.get((ROWS[bisect_left(ROWS, rows)], out, size))
+
+
+def split_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x [rows, in] times weight [out, in] -> partial sums [splits, rows, out]"""
+    tile = tile_for(len(x), weight) if has_kernels(x) else None
+    if tile is None:
+        return torch.mm(x, weight.t())[None]
+    from paceline.kernels.product_triton import split_product as own
+
+    return own(x, weight, tile)
+
+
+def gated_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [rows, in], weight [2 * size, in], gate above up -> silu(gate) * up, [rows, size]"""
+    tile = tile_for(len(x), weight) if has_kernels(x) and bias is None else None
+    if tile is not None:
+        from paceline.kernels.product_triton import gated_product as own
+
+        return own(x, weight, tile)
+    both = torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+    if has_kernels(x):
+        from paceline.kernels.fused_triton import gated
+
+        return gated(both)
+    gate, up = both.chunk(2, -1)
+    return F.silu(gate) * up

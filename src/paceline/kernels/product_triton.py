@@ -1,0 +1,246 @@
+"""Products of a few rows with a large matrix, at the speed at which the matrix can be read.
+
+A matrix product of 1 to 64 rows is a read of its weights. Its inner dimension is split, so that small matrices keep all
+processors busy too; the partial sums are float32 and whoever comes next adds them up, in order, together with what it
+has to do anyway (`epilogue_triton`). Nothing is added by atomics, so the same input gives the same output.
+
+Launched early (`device.pdl`), a kernel asks for its weights, or the first of them, which depend on nothing, and then
+waits: they are on their way to the cache while the kernels before it take their time.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from paceline.kernels import device
+from paceline.kernels.product import Tile
+
+LINE = 128  # bytes that memory is asked for at once
+
+
+def split_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
+    """x [rows, in], weight [out, in] -> partial sums float32 [splits, rows, out]"""
+    rows, size = x.shape
+    out = weight.shape[0]
+    part = torch.empty(tile.splits, rows, out, dtype=torch.float32, device=x.device)
+    _split[(triton.cdiv(out, tile.block_n), tile.splits)](
+        x, weight, part, x.stride(0), weight.stride(0), rows, out, size,
+        tile.splits, BLOCK_M=block_rows(rows, tile), BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
+        EVEN=size % tile.block_k == 0, WEIGHT_FIRST=tile.weight_first,
+        PRECISION=_precision(x), **_launch(weight, tile),
+    )  # fmt: skip
+    return part
+
+
+def gated_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
+    """x [rows, in], weight [2 * size, in], gate above up -> silu(x gate^T) * (x up^T), [rows, size]"""
+    rows, size = x.shape
+    half = weight.shape[0] // 2
+    out = torch.empty(rows, half, dtype=x.dtype, device=x.device)
+    _gated[(triton.cdiv(half, tile.block_n),)](
+        x, weight, out, x.stride(0), weight.stride(0), rows, half, size,
+        BLOCK_M=block_rows(rows, tile), BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
+        EVEN=size % tile.block_k == 0, WEIGHT_FIRST=tile.weight_first, PRECISION=_precision(x),
+        **_launch(weight, tile),
+    )  # fmt: skip
+    return out
+
+
+def block_rows(rows: int, tile: Tile) -> int:
+    """Matrix units take 16 rows at least; a single row without them is a plain sum."""
+    return 1 if tile.vector else max(16, triton.next_power_of_2(rows))
+
+
+def _precision(x: Tensor) -> str:
+    return "ieee" if x.dtype == torch.float32 else "tf32"
+
+
+def _launch(weight: Tensor, tile: Tile) -> dict[str, int | bool]:
+    early = device.starts_early(weight.device)
+    lines = lines_ahead(weight, tile) if early else 1
+    return {"num_warps": tile.warps, "num_stages": tile.stages, "LINES": lines, "PDL": early, "launch_pdl": early}
+
+
+def lines_ahead(weight: Tensor, tile: Tile) -> int:
+    """Of each row's stretch of a program, how many lines it asks for before its turn: a power of two."""
+    rows, size = weight.shape
+    blocks = triton.cdiv(triton.cdiv(size, tile.block_k), tile.splits)
+    all_of_it = triton.next_power_of_2(triton.cdiv(blocks * tile.block_k * weight.element_size(), LINE))
+    most = device.ahead_bytes // (rows * tile.splits * LINE)
+    return min(all_of_it, 1 << max(0, most.bit_length() - 1))
+
+
+@triton.jit
+def ahead_of_time(pointers):
+    """Ask for memory that will be read soon."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit(do_not_specialize=["rows", "splits"])
+def _split(
+    x, weight, part, x_stride, weight_stride, rows, out, size, splits,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    split = tl.program_id(1)
+    blocks = tl.cdiv(size, BLOCK_K)
+    per_split = tl.cdiv(blocks, splits)
+    first = split * per_split * BLOCK_K
+    last = tl.minimum(size, first + per_split * BLOCK_K)
+    wide = tl.minimum(n, out - 1).to(tl.int64) * weight_stride  # columns behind the last are read again, not kept
+    if PDL:
+        _prefetch(weight, wide, first, last, LINES)
+        gdc_launch_dependents()
+        gdc_wait()
+    m = tl.arange(0, BLOCK_M)
+    acc = _sum(x, weight, x_stride, wide, rows, first, last, BLOCK_M, BLOCK_N, BLOCK_K, EVEN, WEIGHT_FIRST, PRECISION)
+    part += split.to(tl.int64) * rows * out
+    if WEIGHT_FIRST:
+        to = part + m[None, :] * out + n[:, None]
+        tl.store(to, acc, mask=(m < rows)[None, :] & (n < out)[:, None])
+    else:
+        to = part + m[:, None] * out + n[None, :]
+        tl.store(to, acc, mask=(m < rows)[:, None] & (n < out)[None, :])
+
+
+@triton.jit
+def _prefetch(weight, wide, first, last, LINES: tl.constexpr):
+    """The first lines of the columns [first, last) of every row of the tile; what lies behind is not asked for."""
+    line: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth  # numbers of a line
+    at = tl.minimum(first + tl.arange(0, LINES) * line, tl.maximum(last, 1) - 1)
+    ahead_of_time(weight + wide[:, None] + at[None, :])
+
+
+@triton.jit
+def _sum(
+    x, weight, x_stride, wide, rows, first, last,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """x times the rows of the weight that begin at `wide`, over the columns [first, last)."""
+    k = tl.arange(0, BLOCK_K)
+    row = tl.minimum(tl.arange(0, BLOCK_M), rows - 1) * x_stride
+    if BLOCK_M == 1:
+        lanes = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+        for start in range(first, last, BLOCK_K):
+            there = start + k < last
+            if EVEN:
+                w = tl.load(weight + wide[:, None] + (start + k)[None, :], eviction_policy="evict_first")
+                a = tl.load(x + start + k)
+            else:
+                w = tl.load(weight + wide[:, None] + (start + k)[None, :], mask=there[None, :], other=0.0)
+                a = tl.load(x + start + k, mask=there, other=0.0)
+            lanes += w.to(tl.float32) * a.to(tl.float32)[None, :]
+        total = tl.sum(lanes, 1)
+        if WEIGHT_FIRST:
+            acc = total[:, None]
+        else:
+            acc = total[None, :]
+    elif WEIGHT_FIRST:
+        acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        for start in range(first, last, BLOCK_K):
+            there = start + k < last
+            if EVEN:
+                w = tl.load(weight + wide[:, None] + (start + k)[None, :], eviction_policy="evict_first")
+                a = tl.load(x + row[None, :] + (start + k)[:, None])
+            else:
+                w = tl.load(weight + wide[:, None] + (start + k)[None, :], mask=there[None, :], other=0.0)
+                a = tl.load(x + row[None, :] + (start + k)[:, None], mask=there[:, None], other=0.0)
+            acc = tl.dot(w, a, acc, input_precision=PRECISION)
+    else:
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for start in range(first, last, BLOCK_K):
+            there = start + k < last
+            if EVEN:
+                w = tl.load(weight + wide[None, :] + (start + k)[:, None], eviction_policy="evict_first")
+                a = tl.load(x + row[:, None] + (start + k)[None, :])
+            else:
+                w = tl.load(weight + wide[None, :] + (start + k)[:, None], mask=there[:, None], other=0.0)
+                a = tl.load(x + row[:, None] + (start + k)[None, :], mask=there[None, :], other=0.0)
+            acc = tl.dot(a, w, acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _gated(
+    x, weight, out, x_stride, weight_stride, rows, half, size,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A program makes the gates of its columns and what they gate in one loop, so both streams are read at once."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    wide = tl.minimum(n, half - 1).to(tl.int64) * weight_stride
+    below = weight + half.to(tl.int64) * weight_stride
+    if PDL:
+        _prefetch(weight, wide, 0, size, LINES)
+        _prefetch(below, wide, 0, size, LINES)
+        gdc_launch_dependents()
+        gdc_wait()
+    k = tl.arange(0, BLOCK_K)
+    m = tl.arange(0, BLOCK_M)
+    row = tl.minimum(m, rows - 1) * x_stride
+    if BLOCK_M == 1:
+        gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+        ups = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+        for start in range(0, size, BLOCK_K):
+            there = start + k < size
+            at = wide[:, None] + (start + k)[None, :]
+            if EVEN:
+                g = tl.load(weight + at, eviction_policy="evict_first")
+                u = tl.load(below + at, eviction_policy="evict_first")
+                a = tl.load(x + start + k)
+            else:
+                g = tl.load(weight + at, mask=there[None, :], other=0.0)
+                u = tl.load(below + at, mask=there[None, :], other=0.0)
+                a = tl.load(x + start + k, mask=there, other=0.0)
+            a = a.to(tl.float32)[None, :]
+            gates += g.to(tl.float32) * a
+            ups += u.to(tl.float32) * a
+        gate, up = tl.sum(gates, 1)[:, None], tl.sum(ups, 1)[:, None]
+    elif WEIGHT_FIRST:
+        gate = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        for start in range(0, size, BLOCK_K):
+            there = start + k < size
+            at = wide[:, None] + (start + k)[None, :]
+            if EVEN:
+                g = tl.load(weight + at, eviction_policy="evict_first")
+                u = tl.load(below + at, eviction_policy="evict_first")
+                a = tl.load(x + row[None, :] + (start + k)[:, None])
+            else:
+                g = tl.load(weight + at, mask=there[None, :], other=0.0)
+                u = tl.load(below + at, mask=there[None, :], other=0.0)
+                a = tl.load(x + row[None, :] + (start + k)[:, None], mask=there[:, None], other=0.0)
+            gate = tl.dot(g, a, gate, input_precision=PRECISION)
+            up = tl.dot(u, a, up, input_precision=PRECISION)
+    else:
+        gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for start in range(0, size, BLOCK_K):
+            there = start + k < size
+            at = wide[None, :] + (start + k)[:, None]
+            if EVEN:
+                g = tl.load(weight + at, eviction_policy="evict_first")
+                u = tl.load(below + at, eviction_policy="evict_first")
+                a = tl.load(x + row[:, None] + (start + k)[None, :])
+            else:
+                g = tl.load(weight + at, mask=there[:, None], other=0.0)
+                u = tl.load(below + at, mask=there[:, None], other=0.0)
+                a = tl.load(x + row[:, None] + (start + k)[None, :], mask=there[None, :], other=0.0)
+            gate = tl.dot(a, g, gate, input_precision=PRECISION)
+            up = tl.dot(a, u, up, input_precision=PRECISION)
+    # Rounded where the plain form rounds.
+    kind = out.dtype.element_ty
+    gate, up = gate.to(kind).to(tl.float32), up.to(kind).to(tl.float32)
+    value = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32) * up
+    if WEIGHT_FIRST or BLOCK_M == 1:
+        tl.store(out + m[None, :] * half + n[:, None], value.to(kind), mask=(m < rows)[None, :] & (n < half)[:, None])
+    else:
+        tl.store(out + m[:, None] * half + n[None, :], value.to(kind), mask=(m < rows)[:, None] & (n < half)[None, :])

@@ -1,0 +1,147 @@
+"""The GPU form of the race: the vocabulary in stretches, so that one row keeps the whole card busy, then a join.
+
+The noise is that of `fused_triton`, made in registers. Products and sums are not contracted here: the score of a token
+is the one that adding stored noise to stored logits would give, so both ways have the same winner.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels.device import processors
+from paceline.kernels.fused_triton import _GOLDEN, _gumbel, _mix
+
+BLOCK = 1024
+MAX_SPLITS = 256
+
+
+def race(
+    logits: Tensor,
+    keys: Tensor,
+    places: Tensor,
+    temperature: Tensor,
+    level: Tensor | None = None,
+    ids: Tensor | None = None,
+    noise: bool = True,
+    logprobs: bool = True,
+    ahead: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """As `kernels.race.race`."""
+    rows, vocab = logits.shape
+    device = logits.device
+    each = rows // len(keys)
+    blocks = triton.cdiv(vocab, BLOCK)
+    splits = max(1, min(MAX_SPLITS, blocks, 4 * processors(device) // rows))
+    stretch = triton.cdiv(blocks, splits) * BLOCK
+    splits = triton.cdiv(vocab, stretch)
+    part = torch.empty(4, rows, splits, dtype=torch.float32, device=device)
+    column = torch.empty(rows, splits, dtype=torch.int32, device=device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=device)
+    logprob = torch.empty(rows, dtype=torch.float32, device=device)
+    _race[(rows, splits)](
+        logits, keys, places, temperature, level, ids, part, column,
+        logits.stride(0), keys.stride(0), places.stride(0), temperature.stride(0),
+        0 if level is None else level.stride(0), 0 if level is None else level.stride(1),
+        rows, each, vocab, stretch, ahead,
+        LEVEL=level is not None, IDS=ids is not None, NOISE=noise, LOGPROB=logprobs, BLOCK=BLOCK,
+        num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    _join[(rows,)](
+        part, column, ids, tokens, logprob, rows, splits,
+        IDS=ids is not None, LOGPROB=logprobs, BLOCK_S=triton.next_power_of_2(splits), num_warps=1,
+    )  # fmt: skip
+    return tokens, logprob
+
+
+@triton.jit(do_not_specialize=["rows", "each", "ahead"])
+def _race(
+    logits, keys, places, temperature, level, ids, part, column,
+    logits_stride, keys_stride, places_stride, temperature_stride, level_stride_b, level_stride_t,
+    rows, each, vocab, stretch, ahead,
+    LEVEL: tl.constexpr, IDS: tl.constexpr, NOISE: tl.constexpr, LOGPROB: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    split = tl.program_id(1)
+    b = row // each
+    warmth = tl.load(temperature + b * temperature_stride)
+    greedy = warmth == 0
+    cool = tl.where(greedy, 1.0, warmth)
+    place = tl.load(places + b * places_stride).to(tl.int64) + ahead
+    if LEVEL:
+        place += tl.load(level + b * level_stride_b + (row % each) * level_stride_t).to(tl.int64)
+    key = _mix(tl.load(keys + b * keys_stride) + (place + 1) * _GOLDEN)
+    logits += row.to(tl.int64) * logits_stride
+
+    lane = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], -float("inf"), tl.float32)
+    at = tl.zeros([BLOCK], tl.int32)
+    own = tl.zeros([BLOCK], tl.float32)  # the winner's logit over the temperature
+    peak = tl.full([BLOCK], -1e30, tl.float32)
+    mass = tl.zeros([BLOCK], tl.float32)
+    first = split * stretch
+    last = tl.minimum(vocab, first + stretch)
+    for start in range(first, last, BLOCK):
+        i = start + lane
+        there = i < last
+        x = tl.load(logits + i, mask=there, other=-float("inf")).to(tl.float32)
+        x = tl.div_rn(x, tl.zeros_like(x) + cool)
+        score = x
+        if NOISE:
+            token = i
+            if IDS:
+                token = tl.load(ids + i, mask=there, other=0)
+            score = tl.where(greedy, x, x + _gumbel(key, token))
+        better = score > best
+        best = tl.where(better, score, best)
+        at = tl.where(better, i, at)
+        own = tl.where(better, x, own)
+        if LOGPROB:
+            higher = tl.maximum(peak, x)
+            mass = mass * tl.exp(peak - higher) + tl.exp(x - higher)
+            peak = higher
+
+    top = tl.max(best, 0)
+    winner = tl.min(tl.where(best == top, at, 2147483647), 0)
+    winner = tl.minimum(winner, vocab - 1)
+    to = row * (tl.num_programs(1)) + split
+    size = rows * tl.num_programs(1)
+    tl.store(column + to, winner)
+    tl.store(part + to, top)
+    if LOGPROB:
+        tl.store(part + size + to, tl.sum(tl.where((best == top) & (at == winner), own, 0.0), 0))
+        highest = tl.max(peak, 0)
+        tl.store(part + 2 * size + to, highest)
+        tl.store(part + 3 * size + to, tl.sum(mass * tl.exp(peak - highest), 0))
+
+
+@triton.jit(do_not_specialize=["rows", "splits"])
+def _join(
+    part, column, ids, tokens, logprob, rows, splits,
+    IDS: tl.constexpr, LOGPROB: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    s = tl.arange(0, BLOCK_S)
+    there = s < splits
+    to = row * splits + s
+    size = rows * splits
+    top = tl.load(part + to, mask=there, other=-float("inf"))
+    at = tl.load(column + to, mask=there, other=2147483647)
+    first = top == tl.max(top, 0)
+    winner = tl.min(tl.where(first, at, 2147483647), 0)
+    token = winner.to(tl.int64)
+    if IDS:
+        token = tl.load(ids + winner)
+    tl.store(tokens + row, token)
+    if LOGPROB:
+        own = tl.load(part + size + to, mask=there, other=0.0)
+        peak = tl.load(part + 2 * size + to, mask=there, other=-1e30)
+        mass = tl.load(part + 3 * size + to, mask=there, other=0.0)
+        highest = tl.max(peak, 0)
+        whole = tl.sum(mass * tl.exp(peak - highest), 0)
+        value = tl.sum(tl.where(first & (at == winner), own, 0.0), 0)
+        tl.store(logprob + row, value - highest - tl.log(whole))
+    else:
+        tl.store(logprob + row, 0.0)

@@ -1,0 +1,27 @@
+"""benchmarks/check_kernels.py looks at every kernel, and notices one that is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.kernels import settle_triton
+
+from ..conftest import load_file
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "check_kernels.py"
+
+
+@pytest.fixture(scope="module")
+def check():
+    return load_file(FILE)
+
+
+def test_a_wrong_kernel_is_noticed(check, monkeypatch, capsys):
+    assert check.main(["--rounds", "1"]) == 0
+    assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["worst"]) == 7
+    monkeypatch.setattr(settle_triton, "settle", lambda *args: None)
+    assert check.main(["--rounds", "3", "--only", "settling"]) == 1
+    assert "settling   torch.float32" in capsys.readouterr().out

@@ -1,0 +1,54 @@
+"""The engine on its kernels writes what it writes without them: the whole of it, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from paceline.draft.neural import DrafterShape, NeuralDrafter
+from paceline.draft.strategy import Strategy
+from paceline.draft.suffix import SuffixDrafter
+from paceline.kernels import device, fused, product
+from paceline.kernels.product import Tile
+from paceline.rollout import Engine, EngineSettings, Request, Sampling
+
+from ..conftest import tiny_model
+
+
+def answers(model, requests, strategies, monkeypatch, kernels):
+    monkeypatch.setattr(fused, "interpreted", kernels)
+    monkeypatch.setattr(product, "tile_for", lambda rows, weight: Tile(64, 64, 2))
+    monkeypatch.setattr(device, "PRETENDED", 2)  # more would only take longer
+    device.processors.cache_clear()
+    drafter = NeuralDrafter(model, DrafterShape(64, 16)).init_weights(5, std=0.1)
+    chosen = [Strategy.parse(s) for s in strategies]
+    engine = Engine(model, EngineSettings(max_batch=3, page_size=16), None, [SuffixDrafter(3, 128), drafter], chosen)
+    turns = itertools.cycle(chosen)
+    engine.choose = lambda count: next(turns)
+    done = {c.request.id: c for c in engine.run(requests)}
+    return [done[i].tokens for i in sorted(done)], [done[i].logprobs for i in sorted(done)]
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen2", {}),
+        pytest.param("qwen3", {}, marks=pytest.mark.soak),
+        pytest.param("llama", {"mlp_bias": True, "attention_bias": True}, marks=pytest.mark.soak),
+    ],
+)
+def test_kernels_change_no_token(family, changes, monkeypatch):
+    small = {"num_hidden_layers": 3, "vocab_size": 104, "num_attention_heads": 3, "num_key_value_heads": 1}
+    model = tiny_model(family, dtype=torch.float32, **small, **changes)
+    prompts = [(4, 5, 4), (100, 2, 60, 61, 62, 63, 64)]
+    sampling = [Sampling(0.0, max_tokens=5), Sampling(0.7, max_tokens=7)]
+    requests = [Request(i, p, s) for i, (p, s) in enumerate(zip(prompts, sampling, strict=True))]
+    ways = ("neural:2", "plain", "neural:2x2/3")
+    tokens, logprobs = answers(model, requests, ways, monkeypatch, kernels=False)
+    got, got_logprobs = answers(model, requests, ways, monkeypatch, kernels=True)
+    device.processors.cache_clear()
+    assert got == tokens
+    flat = [torch.tensor(list(itertools.chain(*x))) for x in (got_logprobs, logprobs)]
+    torch.testing.assert_close(*flat, rtol=1e-4, atol=1e-4)

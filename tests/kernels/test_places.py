@@ -1,0 +1,58 @@
+"""Where passes read and write: the kernels work out what the plain forms do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.kernels.places import plain_rotations, plain_slots, plain_window_table
+from paceline.model.rope import Rope, rotation_constants
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+on = pytest.mark.parametrize("device", DEVICES)
+quick = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+
+
+@on
+@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 9), st.sampled_from([4, 16]), st.integers(1, 3))
+@quick
+def test_slots(device, seed, batch, new, page, kv_heads):
+    from paceline.kernels.places_triton import slots
+
+    g = torch.Generator().manual_seed(seed)
+    wide = torch.randint(1, 50, (batch, 9), generator=g, dtype=torch.int32)
+    table = wide[:, 2:7]  # columns of wider rows, as in the engine
+    context = torch.randint(0, 5 * page, (batch, 2), generator=g, dtype=torch.int32)[:, 1]
+    expected = plain_slots(table, context, new, page, kv_heads)
+    got = slots(wide.to(device)[:, 2:7], context.to(device), new, page, kv_heads)
+    assert torch.equal(got[0].cpu(), expected[0]) and torch.equal(got[1].cpu(), expected[1])
+
+
+@on
+@pytest.mark.parametrize(("rows", "d", "rope"), [(1, 16, Rope()), (37, 24, Rope(1e6)), (5, 128, Rope(500000.0))])
+def test_rotations(device, rows, d, rope):
+    """Also far into a text, where a rough sine would be noise."""
+    from paceline.kernels.places_triton import rotations
+
+    positions = torch.randint(0, 130_000, (rows, 2), generator=torch.Generator().manual_seed(rows))[:, 1]
+    inv_freq, signs = rotation_constants(rope, d, torch.device("cpu"), torch.float32)
+    expected = plain_rotations(positions, inv_freq, signs, torch.float32)
+    got = rotations(positions.to(device), inv_freq.to(device), signs.to(device), torch.float32)
+    for mine, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine.cpu(), other, rtol=1e-5, atol=1e-5)
+
+
+@on
+@given(st.integers(0, 10**6), st.integers(1, 5), st.sampled_from([3, 16, 40]), st.integers(1, 9))
+@quick
+def test_window_table(device, seed, batch, window, room):
+    from paceline.kernels.places_triton import window_table
+
+    g = torch.Generator().manual_seed(seed)
+    slot, drafted, start = torch.randint(0, 60, (3, batch), generator=g, dtype=torch.int32)
+    sizes = window, window + room + 2, window + 2 * room + 5, room
+    expected = plain_window_table(slot, drafted, start - 5, *sizes)
+    got = window_table(slot.to(device), drafted.to(device), (start - 5).to(device), *sizes)
+    assert torch.equal(got[0].cpu(), expected[0]) and torch.equal(got[1].cpu(), expected[1])

@@ -1,0 +1,174 @@
+"""Products of few rows and what follows them equal their plain forms, over random shapes and ways to cut them up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.kernels import product
+from paceline.kernels.epilogue import Cache, HeadNorms, plain_add_norm, plain_norm_beside, plain_turn_and_keep
+from paceline.kernels.product import Tile
+
+# The interpreter computes in NumPy, which has no bfloat16.
+CASES = [
+    ("cpu", torch.float32),
+    pytest.param("cuda", torch.float32, marks=pytest.mark.gpu),
+    pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu),
+]
+on = pytest.mark.parametrize(("device", "dtype"), CASES)
+quick = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+seeds = st.integers(0, 10**6)
+TILES = [
+    Tile(16, 32, 1, stages=2),
+    Tile(64, 64, 3, stages=3),
+    Tile(32, 16, 4, weight_first=False),
+    Tile(64, 128, 2, warps=8),
+    Tile(4, 128, 2, vector=True),
+    Tile(8, 32, 1, vector=True, weight_first=False),
+]
+
+
+def near(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    error = (got.cpu().double() - expected.double()).norm() / expected.double().norm()
+    assert error < (1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+def random(seed: int, dtype: torch.dtype, *shape: int, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("out", "size", "tile", "lines"),
+    [
+        (64, 128, Tile(4, 64, vector=True), 2),  # a row is two lines
+        (64, 1024, Tile(16, 64, splits=4), 4),  # a split's share of it
+        (4096, 4096, Tile(4, 512, vector=True), 32),  # half of what there is
+        (2**18, 4096, Tile(4, 512, vector=True), 1),
+    ],
+)
+def test_weights_are_asked_for_early_as_far_as_wanted(out, size, tile, lines, monkeypatch):
+    from paceline.kernels import device
+    from paceline.kernels.product_triton import lines_ahead
+
+    monkeypatch.setattr(device, "ahead_bytes", 16 << 20)
+    assert lines_ahead(torch.empty(out, size, dtype=torch.bfloat16, device="meta"), tile) == lines
+
+
+@on
+@given(
+    seed=seeds,
+    rows=st.sampled_from([1, 2, 7, 16, 17, 64]),
+    out=st.sampled_from([16, 50, 128]),
+    size=st.sampled_from([32, 72, 256, 320]),
+    tile=st.sampled_from(TILES),
+)
+@quick
+def test_products(device, dtype, seed, rows, out, size, tile):
+    from paceline.kernels.product_triton import gated_product, split_product
+
+    rows = 1 if tile.vector else rows
+    x = random(seed, dtype, rows, size + 8)[:, :size]
+    weight = random(seed + 1, dtype, 2 * out, size, scale=size**-0.5)
+    parts = split_product(x.to(device), weight[:out].to(device), tile)
+    assert parts.shape == (tile.splits, rows, out)
+    near(parts.sum(0), x.double() @ weight[:out].double().t(), dtype)
+    again = split_product(x.to(device), weight[:out].to(device), tile)
+    assert torch.equal(parts, again)
+    gate, up = (x.double() @ weight.double().t()).chunk(2, -1)
+    near(gated_product(x.to(device), weight.to(device), tile), torch.nn.functional.silu(gate) * up, dtype)
+
+
+@on
+@given(
+    seed=seeds, splits=st.integers(1, 5), rows=st.integers(1, 5), size=st.sampled_from([8, 96, 130]), b=st.booleans()
+)
+@quick
+def test_add_norm(device, dtype, seed, splits, rows, size, b):
+    from paceline.kernels.epilogue_triton import add_norm
+
+    parts, residual = random(seed, torch.float32, splits, rows, size), random(seed + 1, dtype, rows, size + 3)[:, :size]
+    bias, weight = random(seed + 2, dtype, size) if b else None, random(seed + 3, dtype, size)
+    got = add_norm(*(None if t is None else t.to(device) for t in (parts, residual, bias, weight)), 1e-5)
+    for mine, other in zip(got, plain_add_norm(parts, residual, bias, weight, 1e-5), strict=True):
+        near(mine, other, dtype)
+
+
+@on
+@given(
+    seed=seeds,
+    splits=st.integers(1, 4),
+    rows=st.integers(1, 5),
+    heads=st.sampled_from([(1, 1), (6, 2), (7, 1), (3, 3)]),
+    d=st.sampled_from([16, 24, 64]),
+    b=st.booleans(),
+    normed=st.booleans(),
+)
+@quick
+def test_turn_and_keep(device, dtype, seed, splits, rows, heads, d, b, normed):
+    from paceline.kernels.epilogue_triton import turn_and_keep
+
+    every = heads[0] + 2 * heads[1]
+    parts = random(seed, torch.float32, splits, rows, every * d)
+    bias = random(seed + 1, dtype, every * d) if b else None
+    norms = [random(seed + i, dtype, d) for i in (2, 3)] if normed else None
+    cos, sin = random(seed + 4, dtype, rows, 2, d)[:, :1], random(seed + 5, dtype, rows, 1, d)
+    slots = torch.randperm(40 * heads[1], generator=torch.Generator().manual_seed(seed))[: rows * heads[1]]
+    pools = random(seed + 6, dtype, 2, 40 * heads[1], d)
+
+    def run(work, where):
+        there = lambda t: None if t is None else t.to(where, copy=True)  # noqa: E731
+        k_rows, v_rows = there(pools[0]), there(pools[1])
+        own = HeadNorms(*(there(n) for n in norms), 1e-6) if norms else None
+        cache = Cache(k_rows, v_rows, there(slots))
+        return work(there(parts), there(bias), own, there(cos), there(sin), heads, cache), k_rows, v_rows
+
+    for mine, other in zip(run(turn_and_keep, device), run(plain_turn_and_keep, "cpu"), strict=True):
+        near(mine, other, dtype)
+
+
+@on
+@pytest.mark.parametrize(("rows", "size"), [(1, 48), (5, 200)])
+def test_norm_beside(device, dtype, rows, size):
+    from paceline.kernels.epilogue_triton import norm_beside
+
+    tokens = torch.randint(0, 9, (rows, 3), generator=torch.Generator().manual_seed(rows))[:, 1]
+    table, first, second = random(1, dtype, 9, size), random(2, dtype, size), random(3, dtype, size)
+    x = random(4, dtype, rows, size + 1)[:, :size]
+    args = tokens, table, first, x, second
+    near(norm_beside(*(a.to(device) for a in args), 1e-6), plain_norm_beside(*args, 1e-6), dtype)
+
+
+def test_the_table_is_asked_by_rows_and_shape(monkeypatch):
+    one, some = Tile(16, 512, vector=True), Tile(64, 64, 2)
+    monkeypatch.setattr(product, "TILES", {(1, 6, 8): one, (16, 6, 8): some})
+    monkeypatch.setattr(product, "_known", lambda device: True)
+    weight = torch.zeros(6, 8, dtype=torch.bfloat16)
+    assert product.tile_for(1, weight) is one
+    assert product.tile_for(2, weight) is some and product.tile_for(16, weight) is some
+    assert product.tile_for(17, weight) is None and product.tile_for(99, weight) is None
+    assert product.tile_for(1, weight.t()) is None and product.tile_for(1, weight.float()) is None
+
+
+def test_the_table_that_is_shipped_can_be_used():
+    assert all(rows in product.ROWS and out % 16 == 0 and size % 16 == 0 for rows, out, size in product.TILES)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("entry", product.TILES.items(), ids=str)
+def test_the_shipped_tiles(entry):
+    """At their own size: what small cases cannot show is a tile that the card has no room for."""
+    from paceline.kernels.product_triton import gated_product, split_product
+
+    (rows, out, size), tile = entry
+    g = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(rows, size, generator=g, device="cuda").bfloat16()
+    weight = (torch.randn(out, size, generator=g, device="cuda") * size**-0.5).bfloat16()
+    expected = x.float() @ weight.float().t()
+    if tile.gated:
+        gate, up = expected.chunk(2, -1)
+        got, expected = gated_product(x, weight, tile), torch.nn.functional.silu(gate) * up
+    else:
+        got = split_product(x, weight, tile).sum(0)
+    near(got, expected.cpu(), torch.bfloat16)

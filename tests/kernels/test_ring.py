@@ -1,0 +1,49 @@
+"""Features and tokens land where they belong, and what must not be kept lands in the scratch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.kernels.ring import plain_put
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+quick = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(
+    seed=st.integers(0, 10**6),
+    batch=st.integers(1, 3),
+    count=st.integers(1, 4),
+    extra=st.integers(0, 3),
+    wide=st.sampled_from([5, 96]),
+    way=st.booleans(),
+    held=st.booleans(),
+)
+@quick
+def test_put(device, seed, batch, count, extra, wide, way, held):
+    from paceline.kernels.ring_triton import put
+
+    g = torch.Generator().manual_seed(seed)
+    ring, tokens = torch.randn(6, 7, wide, generator=g), torch.randint(0, 99, (6, 7), generator=g, dtype=torch.int32)
+    slot = torch.randperm(5, generator=g)[:batch].int() + 1
+    place = torch.randint(0, 50, (batch, 2), generator=g, dtype=torch.int32)[:, 1]
+    features = torch.randn(batch, count + extra, wide, generator=g)
+    drawn = torch.randint(0, 99, (batch, count), generator=g)
+    down = torch.stack([torch.randperm(count + extra, generator=g)[:count].sort().values for _ in range(batch)])
+    kept = torch.randint(0, count, (batch,), generator=g)
+    shown = features if way else features[:, :count]
+    args = slot, place, shown, drawn, down if way else None, kept if held else None
+    expected = ring.clone(), tokens.clone()
+    for b in range(batch):
+        for t in range(1 + int(kept[b]) if held else count):
+            at = int(place[b]) + t
+            expected[0][slot[b], at % 7] = features[b, down[b, t] if way else t]
+            expected[1][slot[b], (at + 1) % 7] = drawn[b, t]
+    for work, where in ((plain_put, "cpu"), (put, device)):
+        got = ring.to(where, copy=True), tokens.to(where, copy=True)
+        work(*got, *(None if a is None else a.to(where) for a in args))
+        assert torch.equal(got[0][1:].cpu(), expected[0][1:]) and torch.equal(got[1][1:].cpu(), expected[1][1:])

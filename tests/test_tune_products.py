@@ -1,0 +1,51 @@
+"""benchmarks/tune_products.py: what it tries, and that the table it writes is read as it was meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.kernels.product import ROWS, Tile, read_tiles
+
+from .conftest import load_file
+
+FILE = Path(__file__).parents[1] / "benchmarks" / "tune_products.py"
+
+
+@pytest.fixture(scope="module")
+def tune():
+    return load_file(FILE)
+
+
+def test_splits_fill_the_card(tune):
+    qkv, o, down = (4608, 3584), (3584, 3584), (3584, 18944)
+    tile = Tile(64, 128)
+    assert tune.splits_for(tile, *qkv, 132) == [2, 4, 5, 7, 10]
+    assert tune.splits_for(tile, *o, 132) == [2, 5, 7, 10, 14]
+    assert tune.splits_for(tile, *down, 132)[0] == 2
+    assert tune.splits_for(Tile(64, 128, gated=True), 37888, 3584, 132) == [1]
+
+
+def test_what_is_tried_fits_the_number_of_rows(tune):
+    for rows in ROWS:
+        tried = tune.tiles(rows, gated=False)
+        assert tried and len(set(tried)) == len(tried)
+        assert all(t.vector <= (rows == 1) for t in tried)
+
+
+def test_a_small_run(tune, tmp_path, monkeypatch, capsys):
+    """Slowly, in the interpreter: one matrix unit's tile each way, one cut."""
+    monkeypatch.setattr(tune, "FIRST", [(64, 64, 4, 2)])
+    monkeypatch.setattr(tune, "SECOND", [])
+    monkeypatch.setattr(tune, "VECTOR", [(16, 64, 4, 2)])
+    monkeypatch.setattr(tune, "SPLITS", (1, 2))
+    monkeypatch.setattr(tune, "CUTS", [tune.Cut()])
+    monkeypatch.setattr(tune, "WAVES", (2,))
+    monkeypatch.setattr(tune, "GAIN", 1e9)  # whatever the interpreter takes
+    out = tmp_path / "tiles.json"
+    tune.main(["--geometry", "tiny", "--rows", "1", "--attention", "1x1x20", "--workers", "0", "--out", str(out)])
+    table = read_tiles(out)
+    assert set(table) == {(1, 128, 64), (1, 64, 64), (1, 256, 64), (1, 64, 128), (1, 128, 128)}
+    assert [t.gated for key, t in table.items() if key[1] == 256] == [True]
+    assert "left out" not in capsys.readouterr().out
