@@ -43,6 +43,7 @@ from paceline.build import DRAFTER, NEW_WINDOW, choose_device, find_drafter
 from paceline.config import Config, load_config
 from paceline.draft.neural import NeuralDrafter, load_drafter, new_drafter
 from paceline.draft.strategy import Strategy
+from paceline.draft.vocabulary import choose_tokens
 from paceline.errors import Stopped, UserError
 from paceline.loop import train
 from paceline.model import load_model
@@ -199,7 +200,7 @@ def probe_arm(args: argparse.Namespace, name: str, as_begun: bool = False) -> Pr
 
 def first_drafter(config: Config, policy: Decoder) -> NeuralDrafter:
     if config.speculation.drafter == "new":
-        return new_drafter(policy, NEW_WINDOW, config.seed)
+        return new_drafter(policy, NEW_WINDOW, config.seed, choose_tokens(policy))
     folder = find_drafter(config.speculation.drafter, config.model.path)
     if folder is None:
         raise UserError(f"there is no drafter beside {config.model.path}")

@@ -11,6 +11,7 @@ from paceline.draft.drafter import Drafter
 from paceline.draft.neural import NeuralDrafter, load_drafter, new_drafter
 from paceline.draft.strategy import Strategy
 from paceline.draft.suffix import SuffixDrafter
+from paceline.draft.vocabulary import choose_tokens
 from paceline.errors import UserError
 from paceline.model import Decoder
 from paceline.model.checkpoint import find_model
@@ -90,7 +91,7 @@ def make_drafter(model: Decoder, config: Config, trained: Path | None = None) ->
     if s.mode == "plain":
         return None
     if trained is None and s.drafter == "new":
-        return new_drafter(model, NEW_WINDOW, config.seed)
+        return new_drafter(model, NEW_WINDOW, config.seed, choose_tokens(model))
     folder = trained or find_drafter(s.drafter, config.model.path)
     return load_drafter(folder, model) if folder is not None else None
 

@@ -163,7 +163,9 @@ def draft_train(
     answers: Annotated[int, typer.Option(min=16, help="Answers to learn from.")] = 1024,
     loss: Annotated[str, typer.Option(help="soft or overlap.")] = "soft",
     window: Annotated[int, typer.Option(min=8, help="Tokens that it looks back on.")] = 512,
-    vocab: Annotated[int | None, typer.Option(min=16, help="Tokens that it can guess; all by default.")] = None,
+    vocab: Annotated[
+        int | None, typer.Option(min=16, help="Frequent tokens that it can guess; all, or 32,768 if there are many.")
+    ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Settings as key=value.")] = None,
 ) -> None:
     """Let the policy answer prompts, and train a drafter on the answers."""

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from paceline.build import choose_device, find_drafter, make_sampling
 from paceline.config import Config, load_config
-from paceline.draft.neural import NeuralDrafter, load_drafter, new_drafter, save_drafter
+from paceline.draft.neural import NeuralDrafter, load_drafter, save_drafter
 from paceline.draft.training import Loss
-from paceline.drafters import DEPTH, POSITIONS, Fitted, common_tokens, count_held, fit, write_texts
+from paceline.drafters import DEPTH, POSITIONS, Fitted, count_held, drafter_for, fit, write_texts
 from paceline.errors import UserError
 from paceline.model import Decoder, load_model
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
@@ -48,7 +48,7 @@ def train_command(
     seconds = time.perf_counter() - started
     console.print(f"{len(texts)} answers, {tokens:,} tokens, in {seconds:.0f} s ({tokens / seconds:,.0f} tokens/s)")
 
-    drafter = new_drafter(policy, window, config.seed, common_tokens(texts, vocab, policy) if vocab else None)
+    drafter = drafter_for(policy, texts, window, vocab, config.seed)
     shown = time.perf_counter()
 
     def show(f: Fitted) -> None:

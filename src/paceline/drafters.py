@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from paceline.draft.neural import NeuralDrafter
+from paceline.draft.neural import NeuralDrafter, new_drafter
 from paceline.draft.strategy import Strategy
 from paceline.draft.trainer import DrafterTrainer, TrainSettings
 from paceline.draft.training import Loss, batches, read_texts, suitable_rate
+from paceline.draft.vocabulary import choose_tokens
 from paceline.model import Decoder
 from paceline.rollout import Engine, EngineSettings, Request
 
@@ -33,14 +32,12 @@ def write_texts(policy: Decoder, requests: Sequence[Request]) -> list[Text]:
     return [([*c.request.prompt, *c.tokens], len(c.request.prompt)) for c in engine.run(requests)]
 
 
-def common_tokens(texts: Sequence[Text], size: int, policy: Decoder) -> torch.Tensor:
-    """The tokens that occur most often in answers, in order; then, if those are fewer, the first others."""
-    counts = Counter(t for text, prompt in texts for t in text[prompt:])
-    chosen = [token for token, _ in counts.most_common(size)]
-    rest = (t for t in range(policy.config.vocab_size) if t not in counts)
-    while len(chosen) < min(size, policy.config.vocab_size):
-        chosen.append(next(rest))
-    return torch.tensor(sorted(chosen), device=policy.device)
+def drafter_for(
+    policy: Decoder, texts: Sequence[Text], window: int, vocab: int | None = None, seed: int = 0
+) -> NeuralDrafter:
+    """A new one, that can guess `vocab` of the tokens that are frequent in answers; see `draft.vocabulary`."""
+    written = (token for text, prompt in texts for token in text[prompt:])
+    return new_drafter(policy, window, seed, choose_tokens(policy, vocab, written))
 
 
 @dataclass

@@ -22,6 +22,7 @@ from paceline.cluster.make import choose_workers
 from paceline.config import Config
 from paceline.draft.neural import WINDOW, DrafterShape, NeuralDrafter
 from paceline.draft.strategy import Strategy, default_strategies
+from paceline.draft.vocabulary import guessable
 from paceline.errors import UserError
 from paceline.learn.algorithms import resolve
 from paceline.learn.logprobs import LOGITS_AT_ONCE
@@ -108,7 +109,7 @@ def gb(size: int) -> str:
 def plan_memory(config: Config, shape: DecoderConfig, room: Room, workers: int = 1, engines: int = 1) -> Plan:
     """For `workers` of which as many as the room says share the device, each with this many engines."""
     dtype = as_dtype(config.model.dtype, room.device)
-    policy, drafter, window, guessable = _models(config, shape, dtype)
+    policy, drafter, window, own_head = _models(config, shape, dtype)
     count = sum(p.numel() for p in policy.parameters())
     largest = max(p.numel() for p in policy.parameters())
     learn, r = config.learn, config.rollout
@@ -139,11 +140,11 @@ def plan_memory(config: Config, shape: DecoderConfig, room: Room, workers: int =
         size = sum(p.numel() for p in drafter.parameters())
         ring = (batch + 1) * window * 3 * shape.hidden_size
         cache = (batch + 1) * window * 2 * shape.kv_heads * shape.head_dim
-        parts["drafter"] = (size + guessable * shape.hidden_size + engines * (ring + cache)) * dtype.itemsize
+        parts["drafter"] = (size + own_head * shape.hidden_size + engines * (ring + cache)) * dtype.itemsize
         if spot != "off":
             # A copy, its gradients, masters and two moments in float32, and a step over so many tokens.
             step = MOST if room.cuda else max(LEAST, FIRST_GPU)
-            scores = step * (guessable or shape.vocab_size) * 12 * 5
+            scores = step * (own_head or shape.vocab_size) * 12 * 5
             parts["drafter training"] = size * (2 * dtype.itemsize + 4 * 4) + scores
             parts["drafter training"] += tokens * 4 * shape.hidden_size * dtype.itemsize
 
@@ -184,10 +185,10 @@ def _models(config: Config, shape: DecoderConfig, dtype: torch.dtype) -> tuple[D
         if not own:
             return policy, None, 0, 0
     window = min(own.get("paceline", {}).get("window", WINDOW) if own else NEW_WINDOW, shape.max_positions)
-    guessable = own.get("draft_vocab_size", shape.vocab_size)
+    count = own.get("draft_vocab_size", shape.vocab_size) if own else guessable(shape.vocab_size)
     with torch.device("meta"):
         drafter = NeuralDrafter(policy, DrafterShape(own.get("intermediate_size", shape.intermediate_size), window))
-    return policy, drafter, window, guessable if guessable < shape.vocab_size else 0
+    return policy, drafter, window, count if count < shape.vocab_size else 0
 
 
 def _strategies(config: Config, neural: bool) -> list[Strategy]:

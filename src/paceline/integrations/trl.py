@@ -25,6 +25,7 @@ from transformers import TrainerCallback
 from paceline.build import DRAFTER, find_drafter
 from paceline.config import Config, config_from, setting_names
 from paceline.draft.neural import NeuralDrafter, load_drafter, new_drafter
+from paceline.draft.vocabulary import choose_tokens
 from paceline.errors import UserError
 from paceline.integrations.companion import STATE, Companion, read_state
 from paceline.integrations.mirror import Mirror, base_model
@@ -208,7 +209,7 @@ class PacelineRollout(TrainerCallback):
         if trained is not None:
             return load_drafter(trained, decoder), name != "new"
         if name == "new":
-            return new_drafter(decoder, WINDOW, config.seed), False
+            return new_drafter(decoder, WINDOW, config.seed, choose_tokens(decoder)), False
         folder = find_drafter(name, "")
         assert folder is not None
         return load_drafter(folder, decoder), True

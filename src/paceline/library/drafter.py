@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.build import choose_device, find_drafter
-from paceline.draft.neural import NeuralDrafter, load_drafter, new_drafter, save_drafter
+from paceline.draft.neural import NeuralDrafter, load_drafter, save_drafter
 from paceline.draft.training import Loss
-from paceline.drafters import Fitted, common_tokens, count_held, fit, write_texts
+from paceline.drafters import Fitted, count_held, drafter_for, fit, write_texts
 from paceline.errors import UserError
 from paceline.library.prompts import Prompt, encode
 from paceline.model import Decoder, load_model
@@ -60,13 +60,13 @@ class Drafter:
     ) -> Drafter:
         """A new one for `model`. The model writes `samples` answers to each of the prompts, then the drafter learns
         from them for so many seconds. It looks back on `window` tokens, and guesses among the `vocab` most frequent
-        ones if that is given. `report` is called after every step."""
+        ones, by default 32,768 of a large vocabulary and all of a small one. `report` is called after every step."""
         if not prompts:
             raise UserError("a drafter learns from answers, but there are no prompts to answer")
         policy, tokenizer = _load(model, device, dtype)
         requests = _requests(tokenizer, prompts, samples, temperature, max_tokens, seed)
         texts = write_texts(policy, requests)
-        neural = new_drafter(policy, window, seed, common_tokens(texts, vocab, policy) if vocab else None)
+        neural = drafter_for(policy, texts, window, vocab, seed)
         drafter = cls.__new__(cls)
         drafter._set(str(model), tokenizer, neural)
         drafter.fitted = fit(neural, texts, seconds, loss, seed, report)

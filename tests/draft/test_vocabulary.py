@@ -1,0 +1,47 @@
+"""A drafter can guess all tokens of a small vocabulary, and of a large one those that are likely to come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paceline.draft.vocabulary import GUESSABLE, LAST, choose_tokens, guessable
+from paceline.model import Decoder
+
+from ..conftest import tiny_model
+
+
+def policy_of(vocab_size: int, eos_ids: tuple[int, ...] = ()) -> Decoder:
+    with torch.device("meta"):
+        policy = Decoder(replace(tiny_model().config, vocab_size=vocab_size, eos_ids=eos_ids))
+    return policy.to_empty(device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "wanted", "count"),
+    [(104, None, 104), (104, 25, 25), (104, 1000, 104), (65536, None, 65536), (152064, None, GUESSABLE)],
+)
+def test_how_many(vocab_size, wanted, count):
+    assert guessable(vocab_size, wanted) == count
+
+
+def test_all_of_a_small_vocabulary():
+    assert choose_tokens(policy_of(500), written=[3, 4]) is None
+    assert choose_tokens(policy_of(500), 600) is None
+
+
+def test_the_most_frequent_come_first():
+    chosen = choose_tokens(policy_of(500), 3, [7, 400, 7, 9, 400, 7, 8, 9, 400, 7])
+    assert chosen is not None and chosen.tolist() == [7, 9, 400]
+
+
+def test_of_a_large_vocabulary_nothing_is_known_about():
+    """What ends an answer, the special ones at the end, and the first ones."""
+    chosen = choose_tokens(policy_of(100_000, eos_ids=(60_000,)))
+    assert chosen is not None and len(chosen) == len(set(chosen.tolist())) == GUESSABLE
+    here = set(chosen.tolist())
+    assert {0, 60_000, 99_999, 100_000 - LAST} <= here
+    assert chosen.tolist() == sorted(here), "maps of checkpoints want them in order"
+    assert 50_000 not in here and max(t for t in here if t < 60_000) == GUESSABLE - LAST - 2
