@@ -74,7 +74,7 @@ PLAIN = Strategy()
 NEURAL = "neural"  # the drafter that lives on the device
 DEFAULTS = {
     "suffix": ("suffix:3", "suffix:8", "suffix:6x3/12"),
-    "neural": ("neural:2", "neural:3", "neural:5", "neural:7", "neural:4x3/8", "neural:6x4/16"),
+    "neural": ("neural:2", "neural:3", "neural:5", "neural:7", "neural:10", "neural:4x3/8", "neural:6x4/16"),
 }
 
 
