@@ -99,7 +99,7 @@ class Check:
         splits, rows, size = self.dice.randint(1, 6), self.dice.randint(1, 5), self.dice.choice([96, 130])
         wide: dict[str, Any] = {"dtype": torch.float32}
         parts = self.normal(splits, rows, size, **wide), self.normal(rows, size), None, self.normal(size), 1e-6
-        pairs = list(zip(epilogue_triton.add_norm(*parts), epilogue.plain_add_norm(*parts), strict=True))
+        pairs = list(zip(epilogue_triton.add_norm(*parts), epilogue.add_norm.plain(*parts), strict=True))
         heads, d = self.dice.choice([(6, 2), (7, 1)]), self.dice.choice([16, 24, 64])
         every = heads[0] + 2 * heads[1]
         norms = HeadNorms(self.normal(d), self.normal(d), 1e-6) if self.dice.random() < 0.5 else None
@@ -108,11 +108,11 @@ class Check:
         qkv = self.normal(splits, rows, every * d, **wide), self.normal(every * d), norms
         turn = self.normal(rows, 1, d), self.normal(rows, 1, d), heads
         got = epilogue_triton.turn_and_keep(*qkv, *turn, Cache(*pools[0], slots))
-        expected = epilogue.plain_turn_and_keep(*qkv, *turn, Cache(*pools[1], slots))
+        expected = epilogue.turn_and_keep.plain(*qkv, *turn, Cache(*pools[1], slots))
         pairs += [(got, expected), (pools[0, :, slots], pools[1, :, slots])]
         beside = self.ints(0, 9, rows), self.normal(9, size), self.normal(size), self.normal(rows, size)
         beside_args = (*beside, self.normal(size), 1e-6)
-        return [*pairs, (epilogue_triton.norm_beside(*beside_args), epilogue.plain_norm_beside(*beside_args))]
+        return [*pairs, (epilogue_triton.norm_beside(*beside_args), epilogue.norm_beside.plain(*beside_args))]
 
     def race(self) -> list[tuple[Tensor, Tensor]]:
         batch, each, vocab = self.dice.randint(1, 4), self.dice.choice([1, 3]), self.dice.choice([50, 1024, 5000])
@@ -122,7 +122,7 @@ class Check:
         level = self.ints(0, 5, batch, each) if each > 1 else None
         args = self.normal(batch * each, vocab, scale=3.0), keys, spots, warm, level
         tokens, logprobs = race_triton.race(*args)
-        expected, expected_logprobs = races.plain_race(*args)
+        expected, expected_logprobs = races.race.plain(*args)
         noise = fused_triton.noise_ahead(keys, spots, 2, vocab)[:, 1]
         stored = gumbel(position_keys(keys, spots + 1), vocab)
         return [(tokens, expected), (logprobs, expected_logprobs), (noise, stored)]
@@ -131,12 +131,12 @@ class Check:
         batch, new = self.dice.randint(1, 4), self.dice.choice([1, 5])
         table, context = self.ints(1, 40, batch, 6, dtype=torch.int32), self.ints(0, 90, batch, dtype=torch.int32)
         args = table, context, new, 16, 3
-        pairs = list(zip(places_triton.slots(*args), places.plain_slots(*args), strict=True))
+        pairs = list(zip(places_triton.slots(*args), places.slots.plain(*args), strict=True))
         window = (*self.ints(0, 60, 3, batch, dtype=torch.int32), 16, 24, 40, 8)
-        pairs += zip(places_triton.window_table(*window), places.plain_window_table(*window), strict=True)
+        pairs += zip(places_triton.window_table(*window), places.window_table.plain(*window), strict=True)
         turns = self.ints(0, 9000, 5), 10000.0 ** -(torch.arange(32, device=DEVICE) / 32), self.normal(2, 32).float()
         pairs += zip(
-            places_triton.rotations(*turns, torch.float32), places.plain_rotations(*turns, torch.float32), strict=True
+            places_triton.rotations(*turns, torch.float32), places.rotations.plain(*turns, torch.float32), strict=True
         )
         return pairs
 
@@ -149,7 +149,7 @@ class Check:
         pools = self.normal(2, 2, batch * members * heads, 24)
         expected = pools.clone()
         settle_triton.settle(*pools, *args)
-        settle.plain_settle(*expected, *args)
+        settle.settle.plain(*expected, *args)
         return [(pools, expected)]
 
     def small(self) -> list[tuple[Tensor, Tensor]]:
@@ -164,7 +164,7 @@ class Check:
         put = torch.tensor([3, 1], device=DEVICE), self.ints(0, 30, 2), self.normal(2, 3, 24), self.ints(0, 9, 2, 2)
         keep = self.ints(0, 3, 2, 2), self.ints(0, 2, 2)
         ring_triton.put(rings[0][0], rings[1][0], *put, *keep)
-        ring.plain_put(rings[0][1], rings[1][1], *put, *keep)
+        ring.put.plain(rings[0][1], rings[1][1], *put, *keep)
         pairs = [(part[0, 1:], part[1, 1:]) for part in rings]
         return [
             *pairs,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.kernels.places import plain_rotations, plain_slots, plain_window_table
+from paceline.kernels import places
 from paceline.model.rope import Rope, rotation_constants
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -25,7 +25,7 @@ def test_slots(device, seed, batch, new, page, kv_heads):
     wide = torch.randint(1, 50, (batch, 9), generator=g, dtype=torch.int32)
     table = wide[:, 2:7]  # columns of wider rows, as in the engine
     context = torch.randint(0, 5 * page, (batch, 2), generator=g, dtype=torch.int32)[:, 1]
-    expected = plain_slots(table, context, new, page, kv_heads)
+    expected = places.slots.plain(table, context, new, page, kv_heads)
     got = slots(wide.to(device)[:, 2:7], context.to(device), new, page, kv_heads)
     assert torch.equal(got[0].cpu(), expected[0]) and torch.equal(got[1].cpu(), expected[1])
 
@@ -38,7 +38,7 @@ def test_rotations(device, rows, d, rope):
 
     positions = torch.randint(0, 130_000, (rows, 2), generator=torch.Generator().manual_seed(rows))[:, 1]
     inv_freq, signs = rotation_constants(rope, d, torch.device("cpu"), torch.float32)
-    expected = plain_rotations(positions, inv_freq, signs, torch.float32)
+    expected = places.rotations.plain(positions, inv_freq, signs, torch.float32)
     got = rotations(positions.to(device), inv_freq.to(device), signs.to(device), torch.float32)
     for mine, other in zip(got, expected, strict=True):
         torch.testing.assert_close(mine.cpu(), other, rtol=1e-5, atol=1e-5)
@@ -53,6 +53,6 @@ def test_window_table(device, seed, batch, window, room):
     g = torch.Generator().manual_seed(seed)
     slot, drafted, start = torch.randint(0, 60, (3, batch), generator=g, dtype=torch.int32)
     sizes = window, window + room + 2, window + 2 * room + 5, room
-    expected = plain_window_table(slot, drafted, start - 5, *sizes)
+    expected = places.window_table.plain(slot, drafted, start - 5, *sizes)
     got = window_table(slot.to(device), drafted.to(device), (start - 5).to(device), *sizes)
     assert torch.equal(got[0].cpu(), expected[0]) and torch.equal(got[1].cpu(), expected[1])

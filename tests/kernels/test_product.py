@@ -7,8 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.kernels import product
-from paceline.kernels.epilogue import Cache, HeadNorms, plain_add_norm, plain_norm_beside, plain_turn_and_keep
+from paceline.kernels import epilogue, product
+from paceline.kernels.epilogue import Cache, HeadNorms
 from paceline.kernels.product import Tile
 
 # The interpreter computes in NumPy, which has no bfloat16.
@@ -91,7 +91,7 @@ def test_add_norm(device, dtype, seed, splits, rows, size, b):
     parts, residual = random(seed, torch.float32, splits, rows, size), random(seed + 1, dtype, rows, size + 3)[:, :size]
     bias, weight = random(seed + 2, dtype, size) if b else None, random(seed + 3, dtype, size)
     got = add_norm(*(None if t is None else t.to(device) for t in (parts, residual, bias, weight)), 1e-5)
-    for mine, other in zip(got, plain_add_norm(parts, residual, bias, weight, 1e-5), strict=True):
+    for mine, other in zip(got, epilogue.add_norm.plain(parts, residual, bias, weight, 1e-5), strict=True):
         near(mine, other, dtype)
 
 
@@ -124,7 +124,7 @@ def test_turn_and_keep(device, dtype, seed, splits, rows, heads, d, b, normed):
         cache = Cache(k_rows, v_rows, there(slots))
         return work(there(parts), there(bias), own, there(cos), there(sin), heads, cache), k_rows, v_rows
 
-    for mine, other in zip(run(turn_and_keep, device), run(plain_turn_and_keep, "cpu"), strict=True):
+    for mine, other in zip(run(turn_and_keep, device), run(epilogue.turn_and_keep.plain, "cpu"), strict=True):
         near(mine, other, dtype)
 
 
@@ -137,7 +137,7 @@ def test_norm_beside(device, dtype, rows, size):
     table, first, second = random(1, dtype, 9, size), random(2, dtype, size), random(3, dtype, size)
     x = random(4, dtype, rows, size + 1)[:, :size]
     args = tokens, table, first, x, second
-    near(norm_beside(*(a.to(device) for a in args), 1e-6), plain_norm_beside(*args, 1e-6), dtype)
+    near(norm_beside(*(a.to(device) for a in args), 1e-6), epilogue.norm_beside.plain(*args, 1e-6), dtype)
 
 
 def test_the_table_is_asked_by_rows_and_shape(monkeypatch):

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.kernels.noise import noise_ahead
-from paceline.kernels.race import plain_race
+from paceline.kernels.race import race as either
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 quick = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -49,7 +49,7 @@ def test_kernel_equals_the_twin(device, shape):
 
     args = case(**shape)
     ahead = shape["seed"] % 3
-    expected, logprob = plain_race(*args, ahead=ahead)
+    expected, logprob = either.plain(*args, ahead=ahead)
     got, got_logprob = race(*there(args, device), ahead=ahead)
     assert got.cpu().tolist() == expected.tolist()
     torch.testing.assert_close(got_logprob.cpu(), logprob, rtol=1e-5, atol=1e-5)
@@ -94,5 +94,5 @@ def test_twin_uses_the_noise_of_the_engine():
     logits, keys, places = torch.randn(6, 40, dtype=torch.float64), torch.arange(3), torch.tensor([4, 9, 1])
     level = torch.tensor([[0, 2]]).expand(3, -1)
     noise = noise_ahead(keys, places, 3, 40, torch.float64)[:, [0, 2]].flatten(0, 1)
-    tokens, _ = plain_race(logits, keys, places, torch.ones(3), level)
+    tokens, _ = either.plain(logits, keys, places, torch.ones(3), level)
     assert tokens.tolist() == (logits + noise).argmax(-1).tolist()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.kernels.settle import plain_settle
+from paceline.kernels.settle import settle as either
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 quick = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -39,7 +39,7 @@ def test_settle(device, seed, batch, depth, extra, kv_heads, d):
         for level in range(1, int(held[b]) + 1):  # one after the other, in order: sources are not overwritten yet
             expected[:, :, slots[b, level]] = pools[:, :, slots[b, way[b, level]]]
     twin = pools.clone()
-    plain_settle(twin[0], twin[1], slots, way, held)
+    either.plain(twin[0], twin[1], slots, way, held)
     assert torch.equal(twin, expected)
     got = pools.to(device, copy=True)
     settle(got[0], got[1], slots.to(device), way.to(device), held.to(device))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.fused import has_kernels
+from paceline.kernels.twin import twin
 
 
 class Cache(NamedTuple):
@@ -30,24 +31,16 @@ class HeadNorms(NamedTuple):
     eps: float
 
 
+@twin("epilogue_triton", lambda _, residual, *__: has_kernels(residual))
 def add_norm(parts: Tensor, residual: Tensor, bias: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """residual + product (+ bias), and its RMS norm; both [rows, out]."""
-    if has_kernels(residual):
-        from paceline.kernels.epilogue_triton import add_norm as own
-
-        return own(parts, residual, bias, weight, eps)
-    return plain_add_norm(parts, residual, bias, weight, eps)
-
-
-def plain_add_norm(
-    parts: Tensor, residual: Tensor, bias: Tensor | None, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(residual.dtype, torch.float32)
     total = parts.to(wide).sum(0) + residual.to(wide)
     x = (total if bias is None else total + bias.to(wide)).to(residual.dtype)
     return x, torch.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
+@twin("epilogue_triton", lambda _, bias, norms, cos, *__: has_kernels(cos))
 def turn_and_keep(
     parts: Tensor,
     bias: Tensor | None,
@@ -59,22 +52,6 @@ def turn_and_keep(
 ) -> Tensor:
     """The product of a layer's qkv -> all heads [rows, heads + 2 * kv_heads, d]: queries and keys normed and turned,
     values as they are. Keys and values are in the cache then. cos and sin: [rows, 1, d], for the model's type."""
-    if has_kernels(cos):
-        from paceline.kernels.epilogue_triton import turn_and_keep as own
-
-        return own(parts, bias, norms, cos, sin, heads, cache)
-    return plain_turn_and_keep(parts, bias, norms, cos, sin, heads, cache)
-
-
-def plain_turn_and_keep(
-    parts: Tensor,
-    bias: Tensor | None,
-    norms: HeadNorms | None,
-    cos: Tensor,
-    sin: Tensor,
-    heads: tuple[int, int],
-    cache: Cache,
-) -> Tensor:
     wide = torch.promote_types(cos.dtype, torch.float32)
     total = parts.to(wide).sum(0)
     qkv = (total if bias is None else total + bias.to(wide)).to(cos.dtype)
@@ -88,16 +65,9 @@ def plain_turn_and_keep(
     return torch.cat((q, k, v), 1)
 
 
+@twin("epilogue_triton", lambda _, table, __, x, *___: has_kernels(x) and table.dtype == x.dtype)
 def norm_beside(tokens: Tensor, table: Tensor, table_norm: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
     """What a drafter's layer reads: the embeddings of tokens [rows] and x [rows, size], each normed, side by side."""
-    if has_kernels(x) and table.dtype == x.dtype:
-        from paceline.kernels.epilogue_triton import norm_beside as own
-
-        return own(tokens, table, table_norm, x, norm, eps)
-    return plain_norm_beside(tokens, table, table_norm, x, norm, eps)
-
-
-def plain_norm_beside(tokens: Tensor, table: Tensor, table_norm: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
     size = (x.shape[-1],)
     embedded = torch.rms_norm(table[tokens].to(x.dtype), size, table_norm, eps)
     return torch.cat((embedded, torch.rms_norm(x, size, norm, eps)), -1)

@@ -1,4 +1,4 @@
-"""Where the kernels of `fused_triton` stand in for PyTorch: on a GPU, unless a backward pass will need the steps."""
+"""Where our kernels stand in for PyTorch: on a GPU, and within a layer only where no backward pass will follow."""
 
 from __future__ import annotations
 

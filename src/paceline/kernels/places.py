@@ -11,20 +11,14 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.fused import has_kernels
+from paceline.kernels.twin import twin
 
 
+@twin("places_triton", lambda table, *_: has_kernels(table))
 def slots(table: Tensor, context: Tensor, new: int, page_size: int, kv_heads: int) -> tuple[Tensor, Tensor]:
     """Of `new` tokens behind the context of each request: row numbers int64 [B * new * kv_heads] of a layer's pool, and
     whether each has a place of its own, bool [B, new]; those that the table int [B, most] has no room for get scratch.
     """
-    if has_kernels(table):
-        from paceline.kernels.places_triton import slots as own
-
-        return own(table, context, new, page_size, kv_heads)
-    return plain_slots(table, context, new, page_size, kv_heads)
-
-
-def plain_slots(table: Tensor, context: Tensor, new: int, page_size: int, kv_heads: int) -> tuple[Tensor, Tensor]:
     place = context.long()[:, None] + up_to(new, context.device)  # [B, T]
     pages = table.gather(1, (place // page_size).clamp_(max=table.shape[1] - 1))
     if new > 1:
@@ -38,36 +32,20 @@ def up_to(n: int, device: torch.device) -> Tensor:
     return torch.arange(n, device=device)
 
 
+@twin("places_triton", lambda _, inv_freq, *__: has_kernels(inv_freq))
 def rotations(positions: Tensor, inv_freq: Tensor, signs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin [N, 1, d] of positions [N], from the frequencies [d] and the factors [2, d] of cosine and sine."""
-    if has_kernels(inv_freq):
-        from paceline.kernels.places_triton import rotations as own
-
-        return own(positions, inv_freq, signs, dtype)
-    return plain_rotations(positions, inv_freq, signs, dtype)
-
-
-def plain_rotations(positions: Tensor, inv_freq: Tensor, signs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     angle = positions.to(inv_freq.dtype)[:, None] * inv_freq
     return (angle.cos() * signs[0]).to(dtype)[:, None], (angle.sin() * signs[1]).to(dtype)[:, None]
 
 
+@twin("places_triton", lambda slot, *_: has_kernels(slot))
 def window_table(
     slot: Tensor, drafted: Tensor, start: Tensor, window: int, ring: int, stride: int, room: int
 ) -> tuple[Tensor, Tensor]:
     """The pages that a drafter's round looks at: of each request the known entries of its ring in order, then the first
     `room` places behind the ring -> table int32 [B, window + room], number of known entries int32 [B].
     `drafted` entries are known, of which those from `start` on can be seen; slot, drafted and start: int [B]."""
-    if has_kernels(slot):
-        from paceline.kernels.places_triton import window_table as own
-
-        return own(slot, drafted, start, window, ring, stride, room)
-    return plain_window_table(slot, drafted, start, window, ring, stride, room)
-
-
-def plain_window_table(
-    slot: Tensor, drafted: Tensor, start: Tensor, window: int, ring: int, stride: int, room: int
-) -> tuple[Tensor, Tensor]:
     drafted = drafted.long()[:, None]
     known = (drafted - start.long().clamp(min=0)[:, None]).clamp(0, window)
     column = up_to(window + room, slot.device)

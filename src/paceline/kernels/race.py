@@ -12,8 +12,10 @@ from torch import Tensor
 
 from paceline.kernels.fused import has_kernels
 from paceline.kernels.noise import gumbel, position_keys
+from paceline.kernels.twin import twin
 
 
+@twin("race_triton", lambda logits, *_: has_kernels(logits))
 def race(
     logits: Tensor,
     keys: Tensor,
@@ -29,24 +31,6 @@ def race(
     token of each column, where that is not its number; `ahead` is added to all places -> the winning tokens int64
     [B * T] and their log-probabilities at this temperature (at 1 for temperature 0), or zeros where they are not asked
     for."""
-    if has_kernels(logits):
-        from paceline.kernels.race_triton import race as fused
-
-        return fused(logits, keys, places, temperature, level, ids, noise, logprobs, ahead)
-    return plain_race(logits, keys, places, temperature, level, ids, noise, logprobs, ahead)
-
-
-def plain_race(
-    logits: Tensor,
-    keys: Tensor,
-    places: Tensor,
-    temperature: Tensor,
-    level: Tensor | None = None,
-    ids: Tensor | None = None,
-    noise: bool = True,
-    logprobs: bool = True,
-    ahead: int = 0,
-) -> tuple[Tensor, Tensor]:
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     batch = len(keys)
     each = logits.shape[0] // batch

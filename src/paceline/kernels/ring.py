@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.fused import has_kernels
+from paceline.kernels.twin import twin
 
 
+@twin("ring_triton", lambda ring, *_: has_kernels(ring))
 def put(
     ring: Tensor,
     tokens: Tensor,
@@ -21,24 +23,6 @@ def put(
     """ring [slots, window, width] and tokens int32 [slots, window], whose slot 0 is scratch. What is kept: the features
     [B, T, width] of the tokens at the places from `place` [B] on, and the tokens int [B, n] drawn for the places behind
     each. Where `way` [B, n] is given, those of the members on the way; where `held` [B] is, only the first 1 + held."""
-    if has_kernels(ring):
-        from paceline.kernels.ring_triton import put as own
-
-        own(ring, tokens, slot, place, features, drawn, way, held)
-    else:
-        plain_put(ring, tokens, slot, place, features, drawn, way, held)
-
-
-def plain_put(
-    ring: Tensor,
-    tokens: Tensor,
-    slot: Tensor,
-    place: Tensor,
-    features: Tensor,
-    drawn: Tensor,
-    way: Tensor | None = None,
-    held: Tensor | None = None,
-) -> None:
     window, width = ring.shape[1:]
     ahead = torch.arange(drawn.shape[1], device=place.device)
     places = place.long()[:, None] + ahead

@@ -6,21 +6,14 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.fused import has_kernels
+from paceline.kernels.twin import twin
 
 
+@twin("settle_triton", lambda k, *_: has_kernels(k))
 def settle(k: Tensor, v: Tensor, slots: Tensor, way: Tensor, held: Tensor) -> None:
     """k and v [layers, places * kv_heads, d]; slots int64 [B, T, kv_heads], where each member of a tree lies; way int64
     [B, 1 + depth], the members on the way down; held int [B], how many of them hold behind the first. Member way[l]
     moves to where member l lies. No member is on its way before its own place: way[l] >= l."""
-    if has_kernels(k):
-        from paceline.kernels.settle_triton import settle as own
-
-        own(k, v, slots, way, held)
-    else:
-        plain_settle(k, v, slots, way, held)
-
-
-def plain_settle(k: Tensor, v: Tensor, slots: Tensor, way: Tensor, held: Tensor) -> None:
     level = torch.arange(1, way.shape[1], device=way.device)
     source = slots.gather(1, way[:, 1:, None].expand(-1, -1, slots.shape[-1]))
     # What does not hold stays where it is.

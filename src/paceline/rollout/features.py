@@ -7,6 +7,8 @@ policy again.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -19,20 +21,8 @@ class FeatureRing:
         # Slot 0 is scratch: rows that pad a graph and what must not be kept are written there.
         self.features = torch.zeros(slots + 1, window, width, dtype=dtype, device=device)
         self.tokens = torch.zeros(slots + 1, window, dtype=torch.int32, device=device)
-
-    def put(
-        self,
-        slot: Tensor,
-        place: Tensor,
-        features: Tensor,
-        drawn: Tensor,
-        way: Tensor | None = None,
-        held: Tensor | None = None,
-    ) -> None:
-        """Keep the features [B, n, width] of the tokens at places from `place` [B] on, and the tokens [B, n] drawn for
-        the places behind each; where `way` [B, n] is given, those of these members, and where `held` [B] is, only the
-        first 1 + held."""
-        put(self.features, self.tokens, slot, place, features, drawn, way, held)
+        self.put = functools.partial(put, self.features, self.tokens)
+        """Keep what a pass leaves; as `kernels.ring.put`, with this ring and its tokens."""
 
     def take(self, slot: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens [B, n] at `places` [B, n] and the features [B, n, width] of those before them."""
