@@ -189,23 +189,26 @@ def run_continuous(model: Any, prompts: Prompts, lengths: list[int], cap: float)
     tokens = max(256, min(4096, sum(map(len, prompts))))
     settings = ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=tokens, allow_block_sharing=False)
     generation = GenerationConfig(max_new_tokens=max(lengths), do_sample=True, top_k=0, pad_token_id=0, eos_token_id=-1)
-    written, finished = 0, 0
+    written, waiting = 0, {f"r{i}": n for i, n in enumerate(lengths)}
     with model.continuous_batching_context_manager(
         generation_config=generation, continuous_batching_config=settings, timeout=5
     ) as manager:
         started = time.perf_counter()
-        for i, (prompt, n) in enumerate(zip(prompts, lengths, strict=True)):
-            manager.add_request(list(prompt), request_id=f"r{i}", max_new_tokens=n, eos_token_id=-1)
-        while finished < len(prompts) and time.perf_counter() - started < cap and manager.is_running():
+        for prompt, (name, n) in zip(prompts, waiting.items(), strict=True):
+            manager.add_request(list(prompt), request_id=name, max_new_tokens=n, eos_token_id=-1)
+        while waiting and time.perf_counter() - started < cap and manager.is_running():
             result = manager.get_result(timeout=0.2)
             if result is not None and result.is_finished():
-                finished, written = finished + 1, written + len(result.generated_tokens)
+                written += len(result.generated_tokens)
+                del waiting[result.request_id]
         seconds = time.perf_counter() - started
+        for name in waiting:  # or it would go on until they are done
+            manager.cancel_request(name)
     return {
         "seconds": round(seconds, 2),
-        "finished": finished == len(prompts),
+        "finished": not waiting,
         "tokens": written,
-        "requests_done": finished,
+        "requests_done": len(lengths) - len(waiting),
     }
 
 

@@ -74,10 +74,12 @@ def test_a_drafter_that_does_not_fit_is_refused(tmp_path, what):
         load_drafter(tmp_path, MODEL)
 
 
-def test_head_rows_follow_the_policy():
+@pytest.mark.parametrize("first_used_to_infer", [False, True])
+def test_head_rows_follow_the_policy(first_used_to_infer):
     model = tiny_model(seed=9)
     drafter = NeuralDrafter(model, DrafterShape(64, 32), torch.tensor([3, 5, 7]))
-    rows = drafter.head()
+    with torch.inference_mode(first_used_to_infer):
+        rows = drafter.head()
     with torch.no_grad():
         model.head.weight.add_(1)
     drafter.refresh()

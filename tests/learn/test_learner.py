@@ -114,6 +114,52 @@ def test_how_the_batch_is_cut_changes_nothing(change):
     assert_same(base, gradients(model, config(kl_coef=0.1, **change), answers))
 
 
+def test_answers_that_teach_nothing_are_only_looked_at():
+    """A group of equal rewards goes forward and not back: same gradients, same numbers, and the drafter sees all."""
+    model = tiny_model()
+    answers = make_answers(12, model=model)
+    for i, answer in enumerate(answers):
+        answer.reward = 0.1 if i // 4 == 1 else float(i % 3 == 0)  # the second group is of one mind
+    learner = Learner(copy.deepcopy(model), config())
+    lesson = learner.lesson(answers, 0, learner.score(answers, range(12)))
+    assert lesson.teaches == [True] * 4 + [False] * 4 + [True] * 4
+    assert lesson.work() == [a.length * (1 if i // 4 == 1 else 3) for i, a in enumerate(answers)]
+    seen, went = [], []
+    learner.watch = lambda i, *_: (seen.append(i), went.append(torch.is_grad_enabled()))
+    sums = learner.gradients(lesson, 0, range(12))
+    assert sorted(seen) == list(range(12))
+    assert dict(zip(seen, went, strict=True)) == dict(enumerate(lesson.teaches))
+
+    lesson.teaches = [True] * 12
+    other = Learner(copy.deepcopy(model), config())
+    expected = other.gradients(lesson, 0, range(12))
+    assert_same(*({n: p.grad for n, p in it.model.named_parameters()} for it in (learner, other)))
+    torch.testing.assert_close(sums.tensor(model.device), expected.tensor(model.device))
+
+
+@pytest.mark.parametrize("change", [{"kl_coef": 0.1}, {"overlong_buffer": 30}], ids=str)
+def test_equal_rewards_teach_where_more_than_rewards_counts(change):
+    answers = make_answers()
+    for answer in answers:
+        answer.reward = 1.0
+    learner = Learner(tiny_model(), config(**change))
+    lesson = learner.lesson(answers, 0, learner.score(answers, range(8)))
+    assert any(lesson.teaches)
+
+
+def test_a_step_that_teaches_nothing_still_goes_on_with_the_momentum():
+    model = tiny_model()
+    answers = make_answers(model=model)
+    learner = Learner(model, config())
+    learner.update(answers, step=0)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    for answer in answers:
+        answer.reward = 0.0
+    metrics = learner.update(answers, step=1)
+    assert metrics["actor/grad_norm"] == 0 and metrics["actor/skipped"] == 0
+    assert any(not torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
 def test_logits_in_pieces_change_nothing(monkeypatch):
     model = tiny_model()
     answers = make_answers(model=model)

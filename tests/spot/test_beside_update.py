@@ -22,19 +22,24 @@ WORDS = [
 ]  # fmt: skip
 
 
-def test_a_drafter_that_begins_untrained_learns_and_goes_on_after_a_resume(tmp_path):
+@pytest.mark.parametrize("guesses", ["all tokens", "some"])
+def test_a_drafter_that_begins_untrained_learns_and_goes_on_after_a_resume(tmp_path, monkeypatch, guesses):
+    if guesses == "some":
+        monkeypatch.setattr("paceline.draft.vocabulary.LARGE", 100)
+        monkeypatch.setattr("paceline.draft.vocabulary.GUESSABLE", 100)
     config = load_config(None, [*WORDS, f"run_dir={tmp_path / 'run'}"])
     run, rows = train(config)
-    expected = [row["drafter/expected_accept_after"] for row in rows]
-    assert expected[-1] > 1.1 * expected[0], expected
+    told = [row for row in rows if "drafter/expected_accept_after" in row]  # a busy machine may skip a version
+    expected = [row["drafter/expected_accept_after"] for row in told]
+    assert len(told) >= 3 and expected[-1] > 1.1 * expected[0], expected
     versions = [row["drafter/version"] for row in rows]
     assert versions == sorted(versions) and versions[-1] >= 3
-    for row in rows:
+    for row in told:
         assert row["drafter/steps"] > 0 and row["timing_s/train_drafter"] > 0
         better = row["drafter/expected_accept_after"] >= row["drafter/expected_accept_before"]
         assert row["drafter/published"] == better
     spans = [json.loads(line.rstrip().rstrip(",")) for line in (run.folder / "timeline.json").open() if "{" in line]
-    assert sum(s.get("name") == "train drafter" for s in spans) == 5
+    assert sum(s.get("name") == "train drafter" for s in spans) == sum(row["drafter/steps"] > 0 for row in rows)
 
     newest = run.newest_checkpoint()
     assert newest and (newest / "drafter" / "config.json").is_file(), "beside the policy, where `auto` finds it"
@@ -43,6 +48,7 @@ def test_a_drafter_that_begins_untrained_learns_and_goes_on_after_a_resume(tmp_p
     worker = resumed.cluster.transport.worker
     trained = load_drafter(newest / "drafter", worker.model)
     assert torch.equal(worker.neural.fc, trained.fc)
+    assert (trained.vocab is None) == (guesses == "all tokens")
     untrained = NeuralDrafter(worker.model, trained.shape).init_weights(config.seed)
     resumed.close()
     assert not torch.equal(trained.fc, untrained.fc)

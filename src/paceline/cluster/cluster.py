@@ -160,10 +160,10 @@ class Cluster:
     def update(self, answers: list[Answer], step: int) -> dict[str, float]:
         """One step of learning, by all together."""
         scores = self._scores(answers)
-        done, updates = next(iter(self._all("teach", lambda: (answers, step, scores)).values()))
+        done, updates, work = next(iter(self._all("teach", lambda: (answers, step, scores)).values()))
         metrics = []
         for update, members in enumerate(updates):
-            self._all("gradients", lambda u=update, m=members: (u, self._shares(answers, m)))  # type: ignore[misc]
+            self._all("gradients", lambda u=update, m=members: (u, self._shares(work, m)))  # type: ignore[misc]
             applied = self._all("apply", lambda u=update: (u, done + u))  # type: ignore[misc]
             metrics.append(next(iter(applied.values())))
         return mean_metrics(metrics)
@@ -173,16 +173,16 @@ class Cluster:
         c = self.config.learn
         if c.epochs * c.minibatches == 1 and not c.kl_coef:
             return scores
-        everything = list(range(len(answers)))
-        replies = self._all("score", lambda: (answers, self._shares(answers, everything)))
-        for worker, share in self._shares(answers, everything).items():
+        lengths, everything = [a.length for a in answers], list(range(len(answers)))
+        replies = self._all("score", lambda: (answers, self._shares(lengths, everything)))
+        for worker, share in self._shares(lengths, everything).items():
             for i, score in zip(share, replies[worker], strict=True):
                 scores[i] = score
         return scores
 
-    def _shares(self, answers: list[Answer], members: list[int]) -> Shares:
-        """Who learns from which of these answers."""
-        shares = deal([answers[i].length for i in members], len(self.members))
+    def _shares(self, work: list[int], members: list[int]) -> Shares:
+        """Who looks at which of these answers, if each is so much work."""
+        shares = deal([work[i] for i in members], len(self.members))
         return {w: [members[i] for i in share] for w, share in zip(self.members, shares, strict=True)}
 
     # The drafter

@@ -261,10 +261,11 @@ class Worker:
         scores = self.learner.score(answers, shares[self.post.number])
         return [Score(*(t if t is None else t.cpu() for t in score)) for score in scores]
 
-    def teach(self, answers: list[Answer], step: int, scores: list[Score]) -> tuple[int, list[list[int]]]:
-        """Here is what was learned from -> updates made so far, and which answers each of the coming ones takes."""
+    def teach(self, answers: list[Answer], step: int, scores: list[Score]) -> tuple[int, list[list[int]], list[int]]:
+        """Here is what was learned from -> updates made so far, which answers each of the coming ones takes, and what
+        each answer costs."""
         self._lesson = self.learner.lesson(answers, step, scores)
-        return self.learner.updates, self._lesson.updates
+        return self.learner.updates, self._lesson.updates, self._lesson.work()
 
     def gradients(self, update: int, shares: Shares) -> None:
         """Leave the gradients of a whole update in the parameters. Can be repeated."""
@@ -277,9 +278,6 @@ class Worker:
         if self.peers.alone:
             self._sums = sums
             return
-        for param in self.model.parameters():
-            if param.grad is None:  # an empty share
-                param.grad = torch.zeros_like(param)
         both = sums.tensor(self.model.device)
         self.peers.sum([both, *(p.grad for p in self.model.parameters() if p.grad is not None)])
         self._sums = Sums.of(both)

@@ -120,7 +120,8 @@ class NeuralDrafter(nn.Module):
         """The rows of the policy's head that belong to the guessable tokens; a copy, so `refresh` it."""
         if self._head is None:
             assert self.vocab is not None
-            self._head = self.policy.head.weight.detach()[self.vocab].clone()
+            with torch.inference_mode(False):  # or it could not be written to outside of it
+                self._head = self.policy.head.weight.detach()[self.vocab]
         return self._head
 
     def refresh(self) -> None:

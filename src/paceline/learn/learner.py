@@ -71,6 +71,13 @@ class Lesson:
     """Answers of each update that is made of them."""
     fresh: int
     """Updates in which each answer is learned from for the first time."""
+    teaches: list[bool]
+    """Whether an answer changes anything. Where a whole group got the same reward, no answer of it does, and those are
+    the longest as a rule: they are looked at, but there is nothing to go back for."""
+
+    def work(self) -> list[int]:
+        """What each answer costs, in tokens that go forward: the way back takes twice as much."""
+        return [a.length * (3 if t else 1) for a, t in zip(self.answers, self.teaches, strict=True)]
 
 
 class Learner:
@@ -127,7 +134,13 @@ class Learner:
             rewards = rewards + adv.overlong_penalty(lengths, limit, c.overlong_buffer, c.overlong_penalty)
         advantage = self._advantages(rewards, answers, scores)
         epochs = [self._minibatches(len(answers), step, epoch) for epoch in range(c.epochs)]
-        return Lesson(answers, scores, advantage, [members for epoch in epochs for members in epoch], len(epochs[0]))
+        updates = [members for epoch in epochs for members in epoch]
+        teaches = [self._pulls() or bool(a.any()) for a in advantage]
+        return Lesson(answers, scores, advantage, updates, len(epochs[0]), teaches)
+
+    def _pulls(self) -> bool:
+        """Whether each answer is pulled towards the reference, whatever its advantage."""
+        return self.reference is not None and self.config.learn.algorithm != "reinforce_pp"
 
     def _advantages(self, rewards: Tensor, answers: list[Answer], scores: list[Score]) -> list[Tensor]:
         """Advantage of every token, a tensor per answer."""
@@ -139,7 +152,10 @@ class Learner:
             flat = adv.reinforce_pp(rewards, lengths, kl, c.kl_coef)
         else:
             groups = rewards.view(-1, self.config.rollout.samples)
-            flat = ADVANTAGES[c.algorithm](groups).view(-1).repeat_interleave(lengths)
+            each = ADVANTAGES[c.algorithm](groups)
+            if groups.shape[1] > 1:  # what is left of equal rewards is rounding
+                each = each * adv.mixed(groups)[:, None]
+            flat = each.view(-1).repeat_interleave(lengths)
         return list(flat.split(lengths.tolist()))
 
     def _minibatches(self, count: int, step: int, epoch: int) -> list[list[int]]:
@@ -175,24 +191,26 @@ class Learner:
         sums = Sums()
         self.optimizer.zero_grad()
         self.model.requires_grad_(True)
-        for part in plan([answers[i].length for i in share], c.micro_tokens):
-            batch = pack(answers, [share[i] for i in part], device, wide)
-            logp, entropy = token_logprobs(self.model, batch, self.temperature, c.activation_checkpointing, watch)
-            weight = self._row(weight_of, batch, logp)
-            a = self._row(lesson.advantage, batch, logp)
-            scores = [lesson.scores[i] for i in batch.answers]
-            before = _cat([s.old for s in scores], logp)
-            before = logp.detach() if before is None else before
-            token_loss = policy_loss(logp, before, a, low, high)
-            if c.is_cap is not None:
-                token_loss = token_loss * importance_weights(before, batch.rollout_logp, c.is_cap)
-            loss = (weight * token_loss).sum()
-            reference = _cat([s.reference for s in scores], logp)
-            if reference is not None and c.algorithm != "reinforce_pp":
-                kl = kl_k3(logp, reference)
-                loss = loss + c.kl_coef * (weight * kl).sum()
-                sums.add(kl=kl)
-            loss.backward()
+        for part, teaches in self._micro_batches(lesson, share):
+            batch = pack(answers, part, device, wide)
+            with torch.set_grad_enabled(teaches):
+                logp, entropy = token_logprobs(self.model, batch, self.temperature, c.activation_checkpointing, watch)
+                weight = self._row(weight_of, batch, logp)
+                a = self._row(lesson.advantage, batch, logp)
+                scores = [lesson.scores[i] for i in batch.answers]
+                before = _cat([s.old for s in scores], logp)
+                before = logp.detach() if before is None else before
+                token_loss = policy_loss(logp, before, a, low, high)
+                if c.is_cap is not None:
+                    token_loss = token_loss * importance_weights(before, batch.rollout_logp, c.is_cap)
+                loss = (weight * token_loss).sum()
+                reference = _cat([s.reference for s in scores], logp)
+                if reference is not None and self._pulls():
+                    kl = kl_k3(logp, reference)
+                    loss = loss + c.kl_coef * (weight * kl).sum()
+                    sums.add(kl=kl)
+            if teaches:
+                loss.backward()
             mismatch = before - batch.rollout_logp
             sums.add(
                 loss=loss,
@@ -204,7 +222,19 @@ class Learner:
             )
             self.on_batch()
         self.model.requires_grad_(False)
+        for param in self.model.parameters():
+            if param.grad is None:  # nothing in this share teaches anything
+                param.grad = torch.zeros_like(param)
         return sums
+
+    def _micro_batches(self, lesson: Lesson, share: Sequence[int]) -> list[tuple[list[int], bool]]:
+        """Answers that go through the model together, and whether they teach something."""
+        batches = []
+        for teaches in (True, False):
+            some = [i for i in share if lesson.teaches[i] is teaches]
+            parts = plan([lesson.answers[i].length for i in some], self.config.learn.micro_tokens)
+            batches += [([some[i] for i in part], teaches) for part in parts]
+        return batches
 
     @staticmethod
     def _row(parts: dict[int, Tensor] | list[Tensor], batch: Packed, like: Tensor) -> Tensor:
@@ -235,7 +265,7 @@ class Learner:
             "rollout_corr/kl": sums.mean("mismatch", tokens),
             "rollout_corr/k3_kl": sums.mean("mismatch_k3", tokens),
         }
-        if self.reference is not None and c.algorithm != "reinforce_pp":
+        if self._pulls():
             metrics["actor/kl_loss"] = sums.mean("kl", tokens)
         return metrics
 
