@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from paceline.kernels.device import copy_bandwidth, wait_for
 from paceline.model import Decoder, DecoderConfig, load_model, save_model
 from paceline.model.checkpoint import find_model
 from paceline.model.decoder import as_dtype, parameter_bytes
@@ -121,26 +122,6 @@ def _useful(tokens: list[int], eos: list[int]) -> int:
     return ends[0] + 1 if ends else len(tokens)
 
 
-def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second, read and written, of a large copy: what the floor is measured against."""
-    size = 2**31 if device.type == "cuda" else 2**27
-    a = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
-    b = torch.empty_like(a)
-    times = []
-    for _ in range(10):
-        _wait(device)
-        started = time.perf_counter()
-        b.copy_(a)
-        _wait(device)
-        times.append(time.perf_counter() - started)
-    return 2 * size / statistics.median(times)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 def theory_card(model: Decoder, bandwidth: float, batches: list[int], context: int) -> dict[int, float]:
     """What a step must move at least, and the tokens/s that this allows."""
     c = model.config
@@ -228,10 +209,10 @@ def measure(
         for name, run in runs.items():
             if name == "continuous" and turn >= args.continuous_repeat:
                 continue
-            _wait(model.device)
+            wait_for(model.device)
             started = time.perf_counter()
             tokens = run()
-            _wait(model.device)
+            wait_for(model.device)
             speeds[name].append(tokens / (time.perf_counter() - started))
     if peers:  # its cache was made for this batch size
         peers["continuous"].destroy_cached_continuous_batching_manager()

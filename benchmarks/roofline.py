@@ -4,9 +4,9 @@
     python benchmarks/roofline.py --geometry 1.5b --batch 1 --verify "" --long 0
 
 Runs the engine's own passes (the graphs that rollouts replay) for requests whose pages hold random keys and values.
-Times are those of the device between the events around a replay, medians of --repeat; `round` is what the host waits,
-upload and read included. The floor is what a pass must read, weights and KV, over the bandwidth of a large copy in the
-same run. The last line is JSON.
+Times are those of the device between the events around a replay, medians of --repeat, the passes in turns; `round` is
+what the host waits, upload and read included. The floor is what a pass must read, weights and KV, over the bandwidth of
+a large copy in the same run. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -101,20 +101,24 @@ class Clock:
         self.events.append(pair)
         return out
 
-    def measure(self, work: Callable[[], Any]) -> tuple[float, float]:
-        """Median milliseconds of the device and of the host."""
-        for _ in range(3 if self.device.type == "cuda" else 1):
-            work()
-        device, host = [], []
+    def measure(self, *works: Callable[[], Any]) -> list[tuple[float, float]]:
+        """Median milliseconds of the device and of the host, of each; they take turns, because a card that has become
+        warm is slower."""
+        for work in works:
+            for _ in range(3 if self.device.type == "cuda" else 1):
+                work()
+        device: list[list[float]] = [[] for _ in works]
+        host: list[list[float]] = [[] for _ in works]
         for _ in range(self.repeat):
-            self.wait()
-            self.events.clear()
-            started = time.perf_counter()
-            work()
-            self.wait()
-            host.append(1e3 * (time.perf_counter() - started))
-            device.append(sum(a.elapsed_time(b) for a, b in self.events) if self.events else host[-1])
-        return statistics.median(device), statistics.median(host)
+            for i, work in enumerate(works):
+                self.wait()
+                self.events.clear()
+                started = time.perf_counter()
+                work()
+                self.wait()
+                host[i].append(1e3 * (time.perf_counter() - started))
+                device[i].append(sum(a.elapsed_time(b) for a, b in self.events) if self.events else host[i][-1])
+        return [(statistics.median(d), statistics.median(h)) for d, h in zip(device, host, strict=True)]
 
 
 class TimedGraphs(GraphPool):
@@ -124,8 +128,8 @@ class TimedGraphs(GraphPool):
         super().__init__()
         self.clock = clock
 
-    def run(self, key: object, work: Any) -> Any:
-        return self.clock.around(lambda: super(TimedGraphs, self).run(key, work))
+    def run(self, key: object, work: Any, changed: torch.Tensor | None = None) -> Any:
+        return self.clock.around(lambda: super(TimedGraphs, self).run(key, work, changed))
 
 
 class Bench:
@@ -166,10 +170,10 @@ class Bench:
             engine.rows.context[row] = context
             self.sequences.append(seq)
 
-    def decode(self, batch: int) -> tuple[float, float]:
-        return self.clock.measure(lambda: self.engine.runner.decode(batch, False, batch=-1))
+    def decode(self, batch: int) -> Callable[[], Any]:
+        return lambda: self.engine.runner.decode(batch, False, batch=-1).read()
 
-    def verify(self, batch: int, strategy: Strategy) -> tuple[float, float]:
+    def verify(self, batch: int, strategy: Strategy) -> Callable[[], Any]:
         """Guesses that do not hold: what a pass costs does not depend on that."""
         draft = Draft.empty(batch, strategy.nodes)
         draft.tokens[:] = 1
@@ -178,20 +182,25 @@ class Bench:
 
         def work() -> None:
             self.engine.runner.hand_in(draft)
-            self.engine.runner.verify(batch, False, strategy)
+            self.engine.runner.verify(batch, False, strategy).read()
 
-        return self.clock.measure(work)
+        return work
 
-    def draft(self, batch: int, strategy: Strategy) -> tuple[float, float]:
+    def draft(self, batch: int, strategy: Strategy) -> Callable[[], Any]:
         rows = self.engine.rows
 
         def work() -> None:
             rows.drafted[:batch] = rows.context[:batch] - 2  # two guesses held, then the policy wrote one
             self.engine.runner.propose(batch, strategy)
 
-        times = self.clock.measure(work)
-        self.engine.runner.verify(batch, False, strategy)  # a round ends so, and takes along what it left
-        return times
+        return work
+
+    def end_draft(self, batch: int, strategy: Strategy) -> None:
+        """A round ends with a check, which takes along what the guesses left."""
+        self.engine.runner.verify(batch, False, strategy).read()
+
+    def time(self, *works: Callable[[], Any]) -> list[tuple[float, float]]:
+        return self.clock.measure(*works)
 
 
 @dataclass
@@ -220,16 +229,6 @@ class Floor:
         seen = min(context, drafter.shape.window) * self.per_token // c.layers
         layer = parameter_bytes(drafter) - fuse
         return 1e3 * (fuse + GUESSES * (layer + head + batch * seen)) / self.bandwidth
-
-
-def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second, read and written, of a large copy."""
-    size = 2**31 if device.type == "cuda" else 2**25
-    a = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
-    b = torch.empty_like(a)
-    clock = Clock(device, 10)
-    work = (lambda: clock.around(lambda: b.copy_(a))) if device.type == "cuda" else (lambda: b.copy_(a))
-    return 2 * size / clock.measure(work)[0] * 1e3
 
 
 class Table:
@@ -263,15 +262,15 @@ def measure_passes(args: argparse.Namespace, bench: Bench, floor: Floor, table: 
     cases += [(args.long_batch, args.long, [8])] if args.long else []
     for batch, context, verify in cases:
         bench.seat(batch, context)
-        least = floor.step(batch, context)
-        one = plain[batch, context] = table.add("decode", batch, context, bench.decode(batch), least, 0.0)
-        for tokens in verify:
-            strategy = chain(tokens)
-            table.add(f"verify {tokens} tokens", batch, context, bench.verify(batch, strategy), least, one)
+        passes = {"decode": bench.decode(batch)}
+        passes |= {f"verify {n} tokens": bench.verify(batch, chain(n)) for n in verify}
         if verify and args.tree and context == args.context:
-            strategy = Strategy.parse(args.tree)
-            name = f"verify tree {args.tree.partition(':')[2]}"
-            table.add(name, batch, context, bench.verify(batch, strategy), least, one)
+            passes[f"verify tree {args.tree.partition(':')[2]}"] = bench.verify(batch, Strategy.parse(args.tree))
+        one = 0.0
+        for name, times in zip(passes, bench.time(*passes.values()), strict=True):
+            ms = table.add(name, batch, context, times, floor.step(batch, context), one)
+            one = one or ms
+        plain[batch, context] = one
     return plain
 
 
@@ -294,12 +293,15 @@ def measure_drafts(
                 one = plain[batch, args.context]
                 if size is None and window == args.window[0]:
                     least = floor.step(batch, args.context)
-                    table.add("decode, keeps features", batch, args.context, bench.decode(batch), least, one)
-                    times = bench.verify(batch, Strategy("neural", 7, 1, 7))
-                    table.add("verify 8, keeps features", batch, args.context, times, least, one)
+                    times = bench.time(bench.decode(batch), bench.verify(batch, Strategy("neural", 7, 1, 7)))
+                    table.add("decode, keeps features", batch, args.context, times[0], least, one)
+                    table.add("verify 8, keeps features", batch, args.context, times[1], least, one)
+                    if model.device.type == "cuda" and (batch, 1) in args.profile:
+                        profile(bench, batch, args.context, 1)
                 name = f"draft {GUESSES}, {size or 'full'}, window {window}"
-                times = bench.draft(batch, guessing)
-                table.add(name, batch, args.context, times, floor.draft(drafter, batch, args.context), one)
+                times = bench.time(bench.draft(batch, guessing))
+                bench.end_draft(batch, guessing)
+                table.add(name, batch, args.context, times[0], floor.draft(drafter, batch, args.context), one)
             del bench, drafter
 
 
@@ -316,8 +318,9 @@ def compare_ways(args: argparse.Namespace, model: Decoder, clock: Clock, floor: 
         for batch in args.batch:
             bench.seat(batch, args.context)
             least = floor.step(batch, args.context)
-            one = table.add(f"decode [{way}]", batch, args.context, bench.decode(batch), least, 0.0)
-            table.add(f"verify 8 [{way}]", batch, args.context, bench.verify(batch, chain(8)), least, one)
+            times = bench.time(bench.decode(batch), bench.verify(batch, chain(8)))
+            one = table.add(f"decode [{way}]", batch, args.context, times[0], least, 0.0)
+            table.add(f"verify 8 [{way}]", batch, args.context, times[1], least, one)
         del bench
     product.TILES, kernels.pdl, kernels.ahead_bytes = before
 
@@ -336,7 +339,7 @@ def measure_suffix(args: argparse.Namespace, plain: dict[Any, float]) -> list[di
             texts[-1].tokens = tokens
         drafter.begin(texts)
         drafter.follow(texts)
-        ms = Clock(torch.device("cpu"), 50).measure(lambda d=drafter, t=texts: d.propose(t, chain(GUESSES + 1)))[1]
+        ms = Clock(torch.device("cpu"), 50).measure(lambda d=drafter, t=texts: d.propose(t, chain(GUESSES + 1)))[0][1]
         share = ms / plain[batch, args.context]
         rows.append({"batch": batch, "ms": round(ms, 4), "share_of_step": round(share, 4)})
         print(f"suffix drafter, batch {batch}: {1e3 * ms:.0f} µs of the host, {share:.1%} of a plain step")
@@ -348,12 +351,12 @@ def profile(bench: Bench, batch: int, context: int, verify: int) -> dict[str, An
     from torch.profiler import ProfilerActivity
 
     bench.seat(batch, context)
-    work = lambda: bench.engine.runner.decode(batch, False, batch=-1)  # noqa: E731
+    work = lambda: bench.engine.runner.decode(batch, False, batch=-1).read()  # noqa: E731
     if verify > 1:
         draft, strategy = Draft.empty(batch, verify - 1), chain(verify)
         draft.tokens[:] = 1
         bench.engine.runner.hand_in(draft)
-        work = lambda: bench.engine.runner.verify(batch, False, strategy)  # noqa: E731
+        work = lambda: bench.engine.runner.verify(batch, False, strategy).read()  # noqa: E731
     work()
     runs = 5
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as traced:
@@ -383,9 +386,13 @@ def capture_all(model: Decoder, most: int) -> dict[str, Any]:
     runner, started = bench.engine.runner, time.perf_counter()
     for batch in runner.ladder:
         bench.seat(batch, context)
-        bench.decode(batch)
+        bench.time(bench.decode(batch))
         for strategy in strategies[1:]:
-            (bench.draft if strategy.drafter == NEURAL else bench.verify)(batch, strategy)
+            if strategy.drafter == NEURAL:
+                bench.time(bench.draft(batch, strategy))
+                bench.end_draft(batch, strategy)
+            else:
+                bench.time(bench.verify(batch, strategy))
     graphs = bench.engine.graphs
     seconds = round(time.perf_counter() - started, 1)
     return {"graphs": graphs.captured, "seconds": seconds, "graph_gb": round(graphs.memory_bytes / 1e9, 3)}
@@ -411,9 +418,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         pages = max(pages_for(max(args.batch), args.context), pages_for(args.long_batch, args.long))
         bench = Bench(model, clock, max(*args.batch, args.long_batch if args.long else 1), args.longest, pages)
         bench.seat(args.batch[0], args.context)
-        bench.engine.runner.decode(args.batch[0], False, batch=-1)
+        bench.engine.runner.decode(args.batch[0], False, batch=-1).read()
         first = since_start()
-        floor = Floor(model, copy_bandwidth(device))
+        floor = Floor(model, kernels.copy_bandwidth(device))
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         print(f"{args.geometry} on {name}, {model.dtype}: {sum(p.numel() for p in model.parameters()) / 1e9:.3f}B")
         print(f"copy       {floor.bandwidth / 1e9:.0f} GB/s, read and written")

@@ -32,7 +32,7 @@ from paceline.kernels import epilogue_triton as epilogue
 from paceline.kernels import fused_triton
 from paceline.kernels import paged_attention_triton as attention
 from paceline.kernels import product_triton as product
-from paceline.kernels.device import processors
+from paceline.kernels.device import copy_bandwidth, processors
 from paceline.kernels.epilogue import Cache
 from paceline.kernels.paged_attention import chain_tree
 from paceline.kernels.paged_attention_triton import Cut
@@ -173,12 +173,6 @@ def graph_us(work: Callable[[int], Any], copies: int, repeat: int) -> float:
         b.synchronize()
         times.append(1e3 * a.elapsed_time(b) / copies)
     return statistics.median(times)
-
-
-def copy_bandwidth() -> float:
-    a = torch.empty(2**31 if DEVICE.type == "cuda" else 2**24, dtype=torch.uint8, device=DEVICE).fill_(1)
-    b = torch.empty_like(a)
-    return 2 * a.numel() / (graph_us(lambda i: b.copy_(a), 1, 10) / 1e6)
 
 
 class Shape:
@@ -327,7 +321,7 @@ def main(argv: list[str] | None = None) -> None:
     faults = compile_all(list(dict.fromkeys(jobs)), args.workers)
     print(f"{len(jobs)} kernels compiled and checked in {time.perf_counter() - started:.0f} s", flush=True)
     with torch.inference_mode():
-        bandwidth = copy_bandwidth()
+        bandwidth = copy_bandwidth(DEVICE)
         print(f"copy {bandwidth / 1e9:.0f} GB/s, read and written; microseconds, (times the floor)")
         found: list[dict[str, Any]] = []
         cuts = tune_attention(args, faults, bandwidth)

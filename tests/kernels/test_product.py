@@ -146,7 +146,8 @@ def test_the_table_is_asked_by_rows_and_shape(monkeypatch):
     monkeypatch.setattr(product, "_known", lambda device: True)
     weight = torch.zeros(6, 8, dtype=torch.bfloat16)
     assert product.tile_for(1, weight) is one
-    assert product.tile_for(2, weight) is some and product.tile_for(16, weight) is some
+    assert product.tile_for(9, weight) is some and product.tile_for(16, weight) is some
+    assert product.tile_for(2, weight) is None
     assert product.tile_for(17, weight) is None and product.tile_for(99, weight) is None
     assert product.tile_for(1, weight.t()) is None and product.tile_for(1, weight.float()) is None
 

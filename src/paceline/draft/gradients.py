@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.draft.neural import NeuralDrafter
 from paceline.draft.training import Loss, Texts, unrolled_loss
+from paceline.kernels.capture import capture, warm_up
 
 CLIP = 1.0  # the most that the norm of a gradient may be
 SMALLEST, LARGEST = 512, 1 << 16  # tokens of a graph
@@ -69,14 +70,9 @@ class GraphedGradients:
         room = room_for(tokens, texts, self.drafter.fc.device)
         put(texts, room)
         rows = self._places[:tokens]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # libraries warm up, which must not happen inside a capture
-            gradients(self.drafter, room, self.runs, self.loss, rows)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            result = gradients(self.drafter, room, self.runs, self.loss, rows)
+        work = lambda: gradients(self.drafter, room, self.runs, self.loss, rows)  # noqa: E731
+        warm_up(work)
+        graph, result = capture(work, self._memory)
         return graph, room, result
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import statistics
+import time
 
 import torch
 
@@ -27,3 +29,25 @@ def starts_early(device: torch.device) -> bool:
 @functools.cache
 def _can_start_early(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def copy_bandwidth(device: torch.device, repeat: int = 10) -> float:
+    """Bytes per second, read and written, of a large copy: what floors are reckoned with. Not in a graph, which would
+    leave the copy to an engine that is slower than the processors."""
+    size = 2**31 if device.type == "cuda" else 2**27
+    a = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
+    b = torch.empty_like(a)
+    times = []
+    for _ in range(repeat):
+        wait_for(device)
+        started = time.perf_counter()
+        b.copy_(a)
+        wait_for(device)
+        times.append(time.perf_counter() - started)
+    return 2 * size / statistics.median(times)
+
+
+def wait_for(device: torch.device) -> None:
+    """Until all that it was given is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

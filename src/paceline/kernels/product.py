@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.kernels.fused import has_kernels
 
-ROWS = (1, 16, 32, 64, 128)  # numbers of rows that are told apart: the tiles of the matrix units, and a row alone
+ROWS = (1, 8, 16, 32, 64, 128)  # numbers of rows that are told apart: the tiles of the matrix units, and a row alone
 
 
 @dataclass(frozen=True)

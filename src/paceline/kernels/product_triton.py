@@ -51,8 +51,8 @@ def gated_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
 
 
 def block_rows(rows: int, tile: Tile) -> int:
-    """Matrix units take 16 rows at least; a single row without them is a plain sum."""
-    return 1 if tile.vector else max(16, triton.next_power_of_2(rows))
+    """Matrix units take 16 rows at least, or 8 as the second operand; a single row without them is a plain sum."""
+    return 1 if tile.vector else max(8 if tile.weight_first else 16, triton.next_power_of_2(rows))
 
 
 def _precision(x: Tensor) -> str:
@@ -119,25 +119,34 @@ def _prefetch(weight, wide, first, last, LINES: tl.constexpr):
 
 
 @triton.jit
+def _weights(pointers, there, EVEN: tl.constexpr):
+    """They are read once, so the cache need not keep them."""
+    if EVEN:
+        return tl.load(pointers, eviction_policy="evict_first")
+    return tl.load(pointers, mask=there, other=0.0)
+
+
+@triton.jit
+def _rows(pointers, there, EVEN: tl.constexpr):
+    if EVEN:
+        return tl.load(pointers)
+    return tl.load(pointers, mask=there, other=0.0)
+
+
+@triton.jit
 def _sum(
     x, weight, x_stride, wide, rows, first, last,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """x times the rows of the weight that begin at `wide`, over the columns [first, last)."""
-    k = tl.arange(0, BLOCK_K)
     row = tl.minimum(tl.arange(0, BLOCK_M), rows - 1) * x_stride
     if BLOCK_M == 1:
         lanes = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         for start in range(first, last, BLOCK_K):
-            there = start + k < last
-            if EVEN:
-                w = tl.load(weight + wide[:, None] + (start + k)[None, :], eviction_policy="evict_first")
-                a = tl.load(x + start + k)
-            else:
-                w = tl.load(weight + wide[:, None] + (start + k)[None, :], mask=there[None, :], other=0.0)
-                a = tl.load(x + start + k, mask=there, other=0.0)
-            lanes += w.to(tl.float32) * a.to(tl.float32)[None, :]
+            k = start + tl.arange(0, BLOCK_K)
+            w = _weights(weight + wide[:, None] + k[None, :], (k < last)[None, :], EVEN)
+            lanes += w.to(tl.float32) * _rows(x + k, k < last, EVEN).to(tl.float32)[None, :]
         total = tl.sum(lanes, 1)
         if WEIGHT_FIRST:
             acc = total[:, None]
@@ -146,24 +155,16 @@ def _sum(
     elif WEIGHT_FIRST:
         acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         for start in range(first, last, BLOCK_K):
-            there = start + k < last
-            if EVEN:
-                w = tl.load(weight + wide[:, None] + (start + k)[None, :], eviction_policy="evict_first")
-                a = tl.load(x + row[None, :] + (start + k)[:, None])
-            else:
-                w = tl.load(weight + wide[:, None] + (start + k)[None, :], mask=there[None, :], other=0.0)
-                a = tl.load(x + row[None, :] + (start + k)[:, None], mask=there[:, None], other=0.0)
+            k = start + tl.arange(0, BLOCK_K)
+            w = _weights(weight + wide[:, None] + k[None, :], (k < last)[None, :], EVEN)
+            a = _rows(x + row[None, :] + k[:, None], (k < last)[:, None], EVEN)
             acc = tl.dot(w, a, acc, input_precision=PRECISION)
     else:
         acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for start in range(first, last, BLOCK_K):
-            there = start + k < last
-            if EVEN:
-                w = tl.load(weight + wide[None, :] + (start + k)[:, None], eviction_policy="evict_first")
-                a = tl.load(x + row[:, None] + (start + k)[None, :])
-            else:
-                w = tl.load(weight + wide[None, :] + (start + k)[:, None], mask=there[:, None], other=0.0)
-                a = tl.load(x + row[:, None] + (start + k)[None, :], mask=there[None, :], other=0.0)
+            k = start + tl.arange(0, BLOCK_K)
+            w = _weights(weight + wide[None, :] + k[:, None], (k < last)[:, None], EVEN)
+            a = _rows(x + row[:, None] + k[None, :], (k < last)[None, :], EVEN)
             acc = tl.dot(a, w, acc, input_precision=PRECISION)
     return acc
 
@@ -183,24 +184,16 @@ def _gated(
         _prefetch(below, wide, 0, size, LINES)
         gdc_launch_dependents()
         gdc_wait()
-    k = tl.arange(0, BLOCK_K)
     m = tl.arange(0, BLOCK_M)
     row = tl.minimum(m, rows - 1) * x_stride
     if BLOCK_M == 1:
         gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         ups = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         for start in range(0, size, BLOCK_K):
-            there = start + k < size
-            at = wide[:, None] + (start + k)[None, :]
-            if EVEN:
-                g = tl.load(weight + at, eviction_policy="evict_first")
-                u = tl.load(below + at, eviction_policy="evict_first")
-                a = tl.load(x + start + k)
-            else:
-                g = tl.load(weight + at, mask=there[None, :], other=0.0)
-                u = tl.load(below + at, mask=there[None, :], other=0.0)
-                a = tl.load(x + start + k, mask=there, other=0.0)
-            a = a.to(tl.float32)[None, :]
+            k = start + tl.arange(0, BLOCK_K)
+            at, there = wide[:, None] + k[None, :], (k < size)[None, :]
+            g, u = _weights(weight + at, there, EVEN), _weights(below + at, there, EVEN)
+            a = _rows(x + k, k < size, EVEN).to(tl.float32)[None, :]
             gates += g.to(tl.float32) * a
             ups += u.to(tl.float32) * a
         gate, up = tl.sum(gates, 1)[:, None], tl.sum(ups, 1)[:, None]
@@ -208,32 +201,20 @@ def _gated(
         gate = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         for start in range(0, size, BLOCK_K):
-            there = start + k < size
-            at = wide[:, None] + (start + k)[None, :]
-            if EVEN:
-                g = tl.load(weight + at, eviction_policy="evict_first")
-                u = tl.load(below + at, eviction_policy="evict_first")
-                a = tl.load(x + row[None, :] + (start + k)[:, None])
-            else:
-                g = tl.load(weight + at, mask=there[None, :], other=0.0)
-                u = tl.load(below + at, mask=there[None, :], other=0.0)
-                a = tl.load(x + row[None, :] + (start + k)[:, None], mask=there[:, None], other=0.0)
+            k = start + tl.arange(0, BLOCK_K)
+            at, there = wide[:, None] + k[None, :], (k < size)[None, :]
+            g, u = _weights(weight + at, there, EVEN), _weights(below + at, there, EVEN)
+            a = _rows(x + row[None, :] + k[:, None], (k < size)[:, None], EVEN)
             gate = tl.dot(g, a, gate, input_precision=PRECISION)
             up = tl.dot(u, a, up, input_precision=PRECISION)
     else:
         gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for start in range(0, size, BLOCK_K):
-            there = start + k < size
-            at = wide[None, :] + (start + k)[:, None]
-            if EVEN:
-                g = tl.load(weight + at, eviction_policy="evict_first")
-                u = tl.load(below + at, eviction_policy="evict_first")
-                a = tl.load(x + row[:, None] + (start + k)[None, :])
-            else:
-                g = tl.load(weight + at, mask=there[:, None], other=0.0)
-                u = tl.load(below + at, mask=there[:, None], other=0.0)
-                a = tl.load(x + row[:, None] + (start + k)[None, :], mask=there[None, :], other=0.0)
+            k = start + tl.arange(0, BLOCK_K)
+            at, there = wide[None, :] + k[:, None], (k < size)[:, None]
+            g, u = _weights(weight + at, there, EVEN), _weights(below + at, there, EVEN)
+            a = _rows(x + row[:, None] + k[None, :], (k < size)[None, :], EVEN)
             gate = tl.dot(a, g, gate, input_precision=PRECISION)
             up = tl.dot(a, u, up, input_precision=PRECISION)
     # Rounded where the plain form rounds.
