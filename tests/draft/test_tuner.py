@@ -41,7 +41,7 @@ class Machine:
                 a += 1
             accepted.append(a)
         seconds = self.cost(batch, s) * self.dice.uniform(0.97, 1.1)
-        tuner.observe(batch, s, seconds, None if s.plain else accepted, warm=True)
+        tuner.observe(batch, s, seconds, None if s.plain else accepted, warm=True, exploring=tuner.exploring)
         return s
 
 

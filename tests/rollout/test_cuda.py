@@ -97,7 +97,7 @@ def test_a_round_of_guesses_is_two_replays_and_one_read(monkeypatch):
     engine = Engine(model, EngineSettings(max_batch=8), None, [drafter], chosen)
     replays = []
     run_graph = engine.graphs.run
-    monkeypatch.setattr(engine.graphs, "run", lambda key, work: replays.append(key[0]) or run_graph(key, work))
+    monkeypatch.setattr(engine.graphs, "run", lambda key, *rest: replays.append(key[0]) or run_graph(key, *rest))
     for strategy in chosen:
         engine.choose = lambda n, s=strategy: s
         engine.submit(make_requests(8, shortest=60, stops=(), seed=strategy.nodes))

@@ -110,6 +110,11 @@ class Tuner:
             self._now = self._decide(size)
         return self._now.strategy
 
+    @property
+    def exploring(self) -> bool:
+        """Whether the strategy that was chosen last is only being looked at."""
+        return self._now.exploring
+
     def think(self, batch: int) -> None:
         """Decide about the next round ahead of time, while the device is busy with this one."""
         if self._now.rounds == 0:
@@ -136,14 +141,16 @@ class Tuner:
         accepted: list[int] | None,
         warm: bool,
         made_up: int = 0,
+        exploring: bool = False,
     ) -> None:
         """What a round took, and how many guesses held for each text. A strategy that is not the tuner's own, because
-        somebody else chose, is ignored. The duration of a round that was not `warm` (a graph was captured, a drafter
-        caught up) says nothing about the next one; if it was for `made_up` tokens alone, it says what those cost."""
+        somebody else chose, is ignored; `exploring` is what the tuner said of it when it chose. The duration of a round
+        that was not `warm` (a graph was captured, a drafter caught up) says nothing about the next one; if it was for
+        `made_up` tokens alone, it says what those cost."""
         if strategy not in self._costs:
             return
         self.seconds += seconds
-        if self._now.exploring:
+        if exploring:
             # A graph is captured once and serves from then on: that is not charged to the look it came with.
             captured = not warm and not made_up
             self.explored += min(seconds, self._cost(self.bucket(batch), strategy)) if captured else seconds

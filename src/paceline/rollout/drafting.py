@@ -83,8 +83,8 @@ class NeuralDrafting:
     def propose(self, count: int, strategy: Strategy, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """Catch up by a round, then guess -> tokens and parents, int [count, nodes].
         `noise` [count, at least depth, V] is that of the places to be guessed; a chain may do without (`races`)."""
-        on_host = self.cache.k.device.type == "cpu"  # where shapes may depend on values
-        new = self.missing(count) if on_host else self.step
+        # Where the host's rows are the device's, shapes may depend on values.
+        new = self.step if self.rows.apart else self.missing(count)
         hidden, attention = self.catch_up(count, new, strategy.depth * strategy.width)
         rows = self.rows.view(0, count)
         racing = _Race(self.drafter, rows, strategy.noise, noise)

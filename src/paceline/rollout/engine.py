@@ -12,17 +12,18 @@ import torch
 
 from paceline.draft.drafter import Drafter
 from paceline.draft.neural import NeuralDrafter
-from paceline.draft.strategy import NEURAL, Strategy, default_strategies
+from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
 from paceline.draft.tuner import Prospect, Tuner
 from paceline.errors import UserError
 from paceline.model.decoder import Decoder
 from paceline.rollout.drafting import NeuralDrafting
 from paceline.rollout.features import FeatureRing
+from paceline.rollout.flight import Drawn, Flight
 from paceline.rollout.graphs import GraphPool
 from paceline.rollout.pages import PagePool, affordable_pages, default_page_size, page_bytes
 from paceline.rollout.request import Completion, Request, Sequence
 from paceline.rollout.rows import Rows
-from paceline.rollout.runner import Drawn, Filled, Runner
+from paceline.rollout.runner import Filled, Runner
 from paceline.rollout.scheduler import Admission, Scheduler
 from paceline.rollout.stats import EngineStats, Round
 from paceline.rollout.stops import Decode, finish_reason, goes_on
@@ -46,6 +47,12 @@ class EngineSettings:
     """Most memory for captured graphs; beyond it, what is new runs without."""
     explore: float = 0.02
     """Share of the time that may go to strategies that are not the best known."""
+    overlap: bool | None = None
+    """Whether a round may begin before the last one was read; by default on a GPU, which would wait otherwise."""
+
+
+AHEAD = 4  # rounds for which pages are taken in advance, if there are enough, so that they need not be waited for
+ON_DEVICE = (PLAIN.drafter, NEURAL)  # who needs nothing from the host
 
 
 class Engine:
@@ -80,16 +87,19 @@ class Engine:
         size = page_bytes(model.config, page_size, model.dtype)
         pages = s.pages or affordable_pages(wanted, size, s.kv_bytes, model.device)
         self.pool = PagePool(model.config, pages, page_size, model.dtype, model.device)
-        self.rows = Rows(s.max_batch, most_pages, model.device)
+        self._overlap = model.device.type == "cuda" if s.overlap is None else s.overlap
+        self.rows = Rows(s.max_batch, most_pages, model.device, self._overlap)
         self.scheduler = Scheduler(self.pool, self.rows, s.max_batch, s.prefill_tokens)
         self.graphs = GraphPool(s.graph_bytes) if s.cuda_graphs and model.device.type == "cuda" else None
         self.runner = self._make_runner(neural)
-        self.runner.meanwhile = self._meanwhile
         self._follow_every = 2 if model.device.type == "cuda" else 8
         self._unfollowed = 0
         self._timer = DraftTimer(model.device)
         self._ids: set[int] = set()
-        self._started = time.perf_counter()
+        self._started = self._landed = time.perf_counter()
+        self._flying: Flight | None = None
+        self._chosen: Strategy | None = None  # for the next round
+        self._leaving: set[int] = set()  # rows whose texts have ended, but which a round that flies still has
         self.record: Callable[[Round], None] | None = None
         """Called with every round, if set."""
 
@@ -147,32 +157,111 @@ class Engine:
         """Schedule, run, advance: a round for every running request, or the first token of newly admitted ones."""
         if not self.unfinished:
             return []
-        started = time.perf_counter()
-        admission = self.scheduler.admit()
-        if admission.sequences:
-            first = len(self.scheduler.running) - len(admission.sequences)
-            drawn = self._prefill(admission, first)
-            done, _ = self._advance(first, drawn, fed=False)
-            seconds = time.perf_counter() - started
-            self.stats.prefill_s += seconds
-            self._note(started, seconds, len(drawn.tokens), "prefill", len(drawn.tokens))
-            return done
-        batch = len(self.scheduler.running)
-        strategy = self.choose(batch)
-        captured, caught_up = self._captured, self.runner.catch_ups
-        missed = self.runner.missed(batch) if strategy.drafter == NEURAL else 0
-        drawn = self._plain() if strategy.plain else self._speculate(strategy)
-        batch = len(drawn.held)  # reserving pages may have paused some
-        done, written = self._advance(0, drawn, fed=True)
-        seconds = time.perf_counter() - started
-        accepted = None if strategy.plain else [c - 1 for c in drawn.held]
-        # What makes a round take longer than the next one will: a captured graph, a drafter that catches up.
-        new, made_up = self._captured > captured, self.runner.catch_ups > caught_up
-        warm = not new and not made_up
-        self.tuner.observe(batch, strategy, seconds, accepted, warm, missed if made_up and not new else 0)
-        self._count(strategy, seconds, batch, written, accepted)
-        self._note(started, seconds, batch, str(strategy), written)
+        if self._flying is None:
+            started = time.perf_counter()
+            admission = self.scheduler.admit()
+            if admission.sequences:
+                return self._admit(admission, started)
+            self._flying = self._launch(self._choose())
+        following = self._launch_ahead(self._flying)
+        self._meanwhile()
+        done = self._land(self._flying, following is not None)
+        self._flying = following
+        if not self.unfinished:
+            self._ground()
         return done
+
+    def _admit(self, admission: Admission, started: float) -> list[Completion]:
+        first = len(self.scheduler.running) - len(admission.sequences)
+        drawn = self._prefill(admission, first)
+        done, _ = self._advance(first, drawn, fed=False)
+        self._landed = time.perf_counter()
+        seconds = self._landed - started
+        self.stats.prefill_s += seconds
+        self._note(started, seconds, len(drawn.tokens), "prefill", len(drawn.tokens))
+        return done
+
+    def _choose(self) -> Strategy:
+        chosen, self._chosen = self._chosen or self.choose(len(self.scheduler.running)), None
+        return chosen
+
+    def _launch(self, strategy: Strategy) -> Flight:
+        """Begin a round with the rows that the host has."""
+        started, captured, caught_up = time.perf_counter(), self._captured, self.runner.catch_ups
+        exploring = self.tuner.exploring
+        missed = self.runner.missed(len(self.scheduler.running)) if strategy.drafter == NEURAL else 0
+        # Reserving pages may pause some.
+        self.scheduler.reserve(strategy.places * (AHEAD if self._overlap else 1))
+        running, timed = self.scheduler.running, False
+        count, filters = len(running), self._filters(running)
+        if strategy.plain:
+            result = self.runner.decode(count, filters, batch=self.scheduler.changes)
+        else:
+            timed = self._timer.begin(strategy)
+            if strategy.drafter in self.drafters:
+                self.runner.hand_in(self.drafters[strategy.drafter].propose(running, strategy))
+            else:
+                self.runner.propose(count, strategy)
+            self._timer.drafted()
+            result = self.runner.verify(count, filters, strategy, upload=strategy.drafter in self.drafters)
+        made_up = missed if self.runner.catch_ups > caught_up else 0
+        return Flight(strategy, result, started, self._captured > captured, made_up, timed, exploring)
+
+    def _launch_ahead(self, flying: Flight) -> Flight | None:
+        """Begin the next round before the one that flies was read, if the device knows all that it takes: the same
+        texts go on, with guesses that it makes itself, and with room for both rounds. What a text that ends with the
+        first of them writes in the second is dropped."""
+        running = self.scheduler.running
+        count = len(running)
+        if not self._overlap or self._leaving or (self.scheduler.waiting and count < self.settings.max_batch):
+            return None
+        if flying.strategy.drafter not in ON_DEVICE:
+            return None
+        strategy = self._chosen = self._chosen or self.choose(count)
+        if strategy.drafter != flying.strategy.drafter:
+            return None
+        new = flying.strategy.places + strategy.places
+        if min(len(s.pages) * self.pool.page_size - len(s.tokens) for s in running) < new:
+            return None
+        self._chosen = None
+        started, captured, exploring = time.perf_counter(), self._captured, self.tuner.exploring
+        filters = self._filters(running)
+        if strategy.plain:
+            result = self.runner.decode(count, filters, batch=-1, upload=False)
+        else:
+            self.runner.propose_on(count, strategy)
+            result = self.runner.verify(count, filters, strategy, upload=False)
+        return Flight(strategy, result, started, self._captured > captured, exploring=exploring)
+
+    def _land(self, flight: Flight, followed: bool) -> list[Completion]:
+        """Read a round and take note of it; `followed` by one that has begun already with the same rows."""
+        strategy, drawn = flight.strategy, flight.result.read()
+        gone = set(self._leaving)
+        if strategy.drafter == NEURAL:  # only now: while the device might read the rows, they must not change
+            count = len(drawn.held)
+            self.rows.drafted[:count] = self.rows.context[:count] + 1
+        done, written = self._advance(0, drawn, fed=True, followed=followed)
+        now = time.perf_counter()
+        # A round that began before the last one was read has waited for it.
+        seconds, self._landed = now - max(flight.started, self._landed), now
+        held = [n for row, n in enumerate(drawn.held) if row not in gone] if gone else drawn.held
+        if not held:  # all of them had ended
+            return done
+        accepted = None if strategy.plain else [n - 1 for n in held]
+        # What makes a round take longer than the next one will: a captured graph, a drafter that catches up.
+        warm = not flight.captured and not flight.made_up
+        made_up = 0 if flight.captured else flight.made_up
+        self.tuner.observe(len(drawn.held), strategy, seconds, accepted, warm, made_up, flight.exploring)
+        self._count(flight, seconds, len(held), written, accepted)
+        self._note(now - seconds, seconds, len(held), str(strategy), written)
+        return done
+
+    def _ground(self) -> None:
+        """Forget the round that flies, if there is one, and let texts go that have ended."""
+        self._flying = None
+        for row in sorted(self._leaving, reverse=True):
+            self.scheduler.remove(row)
+        self._leaving.clear()
 
     def _prospect(self) -> Prospect:
         count, rows = len(self.scheduler.running), self.rows
@@ -185,31 +274,15 @@ class Engine:
     def _captured(self) -> int:
         return self.graphs.captured if self.graphs else 0
 
-    def _count(self, strategy: Strategy, seconds: float, batch: int, written: int, accepted: list[int] | None) -> None:
-        stats = self.stats
+    def _count(self, flight: Flight, seconds: float, batch: int, written: int, accepted: list[int] | None) -> None:
+        stats, strategy = self.stats, flight.strategy
         stats.count(strategy, seconds, batch, written)
         if accepted is not None:
-            stats.count_guesses(strategy, seconds, self._timer.seconds(strategy, seconds), accepted, written)
+            drafting = self._timer.seconds(strategy, seconds, flight.timed)
+            stats.count_guesses(strategy, seconds, drafting, accepted, written)
         stats.paused = self.scheduler.paused
         stats.peak_pages = max(stats.peak_pages, self.pool.usable - self.pool.free)
         stats.graph_bytes = self.graphs.memory_bytes if self.graphs else 0
-
-    def _plain(self) -> Drawn:
-        self.scheduler.reserve()
-        running = self.scheduler.running
-        return self.runner.decode(len(running), self._filters(running), batch=self.scheduler.changes)
-
-    def _speculate(self, strategy: Strategy) -> Drawn:
-        """Guess, check, keep what plain decoding would have written."""
-        self.scheduler.reserve(strategy.places)
-        running = self.scheduler.running
-        self._timer.begin(strategy)
-        if strategy.drafter in self.drafters:
-            self.runner.hand_in(self.drafters[strategy.drafter].propose(running, strategy))
-        else:
-            self.runner.propose(len(running), strategy)
-        self._timer.drafted()
-        return self.runner.verify(len(running), self._filters(running), strategy)
 
     def _meanwhile(self) -> None:
         """While the device is busy: think about the next round, and let drafters take in what was written, which is
@@ -245,9 +318,9 @@ class Engine:
         self.stats.decoded_tokens += len(admission.sequences)
         return self.runner.draw(left, first, self._filters(admission.sequences))
 
-    def _advance(self, first: int, drawn: Drawn, fed: bool) -> tuple[list[Completion], int]:
+    def _advance(self, first: int, drawn: Drawn, fed: bool, followed: bool = False) -> tuple[list[Completion], int]:
         """Append the drawn tokens to the rows from `first` on and take out those that are finished -> those, and how
-        many tokens were appended.
+        many tokens were appended. If the round is `followed` by one with the same rows, they are taken out with that.
 
         A row's context is the number of tokens in the cache. A decode pass has fed the last token and the guesses that
         held; a prefill has just filled exactly the tokens that were there."""
@@ -259,8 +332,13 @@ class Engine:
         rows.min_left[first:last] = np.maximum(rows.min_left[first:last] - drawn.held, 0)
         done: list[Completion] = []
         ended: list[Sequence] = []
+        leaving: set[int] = set()
         written = 0
         for row in range(last - 1, first - 1, -1):  # backwards, because removing a row moves the last one into it
+            if row in self._leaving:
+                self._leaving.discard(row)
+                self.scheduler.remove(row)
+                continue
             seq, held = running[row], drawn.held[row - first]
             tokens, logprobs = drawn.tokens[row - first][:held], drawn.logprobs[row - first]
             if goes_on(seq, tokens, self.max_length):
@@ -274,11 +352,15 @@ class Engine:
                 written += 1
                 reason = finish_reason(seq, self.max_length, self._decode_text)
                 if reason:  # what was guessed beyond the end is dropped with the row
-                    self.scheduler.remove(row)
+                    if followed:
+                        leaving.add(row)
+                    else:
+                        self.scheduler.remove(row)
                     self._ids.discard(seq.request.id)
                     ended.append(seq)
                     done.append(seq.complete(reason))
                     break
+        self._leaving |= leaving
         if ended:
             for drafter in self.drafters.values():
                 drafter.finish(ended)
@@ -312,10 +394,12 @@ class Engine:
 
     def pause(self) -> None:
         """Send all running requests back to the queue; they go on identically with the next step."""
+        self._ground()
         self.scheduler.pause_all()
 
     def clear(self) -> None:
         """Drop every request."""
+        self._ground()
         begun = [seq for seq in (*self.scheduler.running, *self.scheduler.waiting) if not seq.fresh]
         for drafter in self.drafters.values():
             drafter.finish(begun)

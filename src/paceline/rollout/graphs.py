@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from paceline.kernels.capture import capture, warm_up
+
 Work = Callable[[], tuple[Tensor, ...]]
 
 
@@ -22,27 +24,24 @@ class GraphPool:
         # One for all graphs, because memory of the pool is used again on the same stream only.
         self._urgent = torch.cuda.Stream(priority=-1)
 
-    def run(self, key: object, work: Work) -> tuple[Tensor, ...]:
+    def run(self, key: object, work: Work, changed: Tensor | None = None) -> tuple[Tensor, ...]:
+        """`changed` is what the work changes so that it would not do the same a second time."""
         if key not in self._graphs:
             if self.limit is not None and self.memory_bytes >= self.limit:
                 return work()
-            self._graphs[key] = self._capture(work)
+            self._graphs[key] = self._capture(work, changed)
         graph, output = self._graphs[key]
         graph.replay()
         return output
 
-    def _capture(self, work: Work) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            work()  # compiles kernels and warms up libraries, which must not happen inside a capture
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
+    def _capture(self, work: Work, changed: Tensor | None) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
+        before_it = None if changed is None else changed.clone()
+        warm_up(work)
+        if changed is not None and before_it is not None:
+            changed.copy_(before_it)
         torch.cuda.empty_cache()  # as a capture does when it begins, which would hide what it takes
         before = torch.cuda.memory_reserved()
-        # Other threads may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=self._memory, stream=self._urgent, capture_error_mode="thread_local"):
-            output = work()
+        captured = capture(work, self._memory, self._urgent)
         self.memory_bytes += max(0, torch.cuda.memory_reserved() - before)
         self.captured += 1
-        return graph, output
+        return captured

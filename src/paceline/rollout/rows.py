@@ -4,6 +4,9 @@ A row holds the last token, the length of the context, the sampling parameters, 
 page table. All rows lie in one int32 tensor, so that a step uploads the batch in a single copy; on a CPU the tensor is
 used where it is. Rows behind the last request are neutral: they point at the scratch page and may be computed without
 harm, which is how a graph for 32 requests serves 29.
+
+Where the device has rows of its own, a pass moves them on by what it has drawn, as the host does with its rows once it
+has read that: so the next pass can begin before.
 """
 
 from __future__ import annotations
@@ -34,11 +37,13 @@ class RowsView(NamedTuple):
 
 
 class Rows:
-    def __init__(self, capacity: int, most_pages: int, device: torch.device):
+    def __init__(self, capacity: int, most_pages: int, device: torch.device, apart: bool = False):
+        """`apart` gives the device rows of its own, which a GPU has anyway."""
         width = TABLE + most_pages + most_pages % 2  # even, so that two columns can be read as one int64
         on_gpu = device.type == "cuda"
+        self.apart = apart or on_gpu
         self.host = torch.zeros(capacity, width, dtype=torch.int32, pin_memory=on_gpu)
-        self.device = torch.zeros_like(self.host, device=device) if on_gpu else self.host
+        self.device = torch.zeros_like(self.host, device=device) if self.apart else self.host
         ints = self.host.numpy()
         self.token, self.context, self.table = ints[:, TOKEN], ints[:, CONTEXT], ints[:, TABLE:]
         self.min_left, self.slot = ints[:, MIN_LEFT], ints[:, SLOT]
@@ -73,8 +78,25 @@ class Rows:
         self._ints[last, BANNED:TABLE] = -1
 
     def upload(self, count: int) -> None:
-        if self.device is not self.host:
+        if self.apart:
             self.device[:count].copy_(self.host[:count], non_blocking=True)
+
+    def move_on(self, count: int, drawn: Tensor, held: Tensor | None = None) -> None:
+        """On the device: the tokens [count, n] were drawn, of which the first 1 + held [count] count, or the first."""
+        if not self.apart:
+            return
+        rows = self.view(0, count)
+        new = torch.ones_like(rows.context) if held is None else held.int() + 1
+        rows.tokens.copy_(drawn.gather(1, (new - 1).long()[:, None])[:, 0])
+        new = new.where(rows.slot > 0, 0)  # rows that only pad a graph stay where they are
+        rows.context.add_(new)
+        rows.sampling.min_left.sub_(new).clamp_(min=0)
+
+    def have_drafted(self, count: int) -> None:
+        """On the device: the drafter has taken in all that there is."""
+        if self.apart:
+            rows = self.view(0, count)
+            rows.drafted.copy_((rows.context + 1).where(rows.slot > 0, 0))
 
     @functools.lru_cache(maxsize=512)  # noqa: B019 (views of one buffer that lives as long as the engine)
     def view(self, first: int, last: int) -> RowsView:

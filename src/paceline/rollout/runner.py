@@ -9,14 +9,13 @@ valid across RL steps. A graph that checks guesses does not care who made them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from paceline.draft.drafter import Draft
-from paceline.draft.strategy import MAX_NODES, NEURAL, Strategy
+from paceline.draft.strategy import MAX_NODES, Strategy
 from paceline.draft.tree import chain, tree, walk
 from paceline.draft.tuner import sizes
 from paceline.kernels.noise import noise_ahead
@@ -25,19 +24,12 @@ from paceline.model.decoder import Decoder
 from paceline.rollout.attention import DecodeAttention, PrefillAttention
 from paceline.rollout.drafting import NeuralDrafting
 from paceline.rollout.features import FeatureRing
+from paceline.rollout.flight import Drawn, Landing, Result, pack
 from paceline.rollout.graphs import GraphPool
 from paceline.rollout.pages import PagePool
 from paceline.rollout.rows import Rows, RowsView
 from paceline.rollout.sampling import NoiseAhead, draw, race_dtype
 from paceline.rollout.scheduler import Fill
-
-
-class Drawn(NamedTuple):
-    """What a pass has drawn: for each row its tokens and log-probabilities, of which the first held[row] count."""
-
-    tokens: list[list[int]]
-    logprobs: list[list[float]]
-    held: list[int]
 
 
 class Filled(NamedTuple):
@@ -65,8 +57,6 @@ class Runner:
         self.ladder = sizes(len(rows.host))
         self.catch_ups = 0
         """Passes in which the neural drafter made up for rounds that it had missed."""
-        self.meanwhile: Callable[[], None] = lambda: None
-        """What the host does while the device is busy with a pass."""
         self._noise = NoiseAhead(model.config.vocab_size, model.dtype)
         self._attention: DecodeAttention | None = None
         self._batch = (-1, -1)
@@ -74,6 +64,7 @@ class Runner:
         # Guesses and their parents, where the checking pass finds them, and where the host lays out its own.
         self._guesses = torch.zeros(2, len(rows.host), MAX_NODES, dtype=torch.int32, device=model.device)
         self._outbox = torch.zeros_like(self._guesses, device="cpu", pin_memory=self._guesses.is_cuda)
+        self._landing = Landing(len(rows.host)) if self._guesses.is_cuda else None
 
     def fill(self, fills: list[Fill]) -> list[Filled]:
         """Run whole sequences and leave their keys and values in their pages."""
@@ -108,19 +99,18 @@ class Runner:
             for slot, f in zip(self.rows.slot[first:last].tolist(), filled, strict=True):
                 self.neural.cache.fill(slot, f.entries, f.length)
         self._batch = (-1, -1)
-        return read(tokens[:, None], logprobs[:, None])
+        return self._result(self._drawn(tokens[:, None], logprobs[:, None]), len(filled)).read()
 
-    def decode(self, count: int, filters: bool, batch: int) -> Drawn:
+    def decode(self, count: int, filters: bool, batch: int, upload: bool = True) -> Result:
         """One more token for each of the first `count` rows, whose last token is not in the cache yet. `batch` is a
-        number that stays the same while the rows do, but for the one token that each gained in the last step."""
+        number that stays the same while the rows do, but for the one token that each gained in the last step. Without
+        `upload` the device goes on with its own rows, which the last pass has moved on."""
         bucket = self._bucket(count)
-        steady = batch if self.graphs is None else -1
+        steady = -1 if self.rows.apart else batch
         work = lambda: self._decode(bucket, filters, steady)  # noqa: E731
-        tokens, logprobs = self._run(("plain", bucket, filters), bucket, work)
-        self.meanwhile()
-        return read(tokens[:count], logprobs[:count])
+        return self._result(self._run(("plain", bucket, filters), bucket, work, upload), count)
 
-    def _decode(self, count: int, filters: bool, batch: int) -> tuple[Tensor, Tensor]:
+    def _decode(self, count: int, filters: bool, batch: int) -> tuple[Tensor, ...]:
         rows = self.rows.view(0, count)
         attention = self._steady(count, rows, batch)
         hidden, features = self.model(rows.tokens, rows.context, attention, taps=self.ring is not None)
@@ -128,7 +118,8 @@ class Runner:
         tokens, logprobs = draw(self.model.logits(hidden), rows.sampling, rows.context, filters, noise, ahead=1)
         if self.ring is not None and features is not None:
             self.ring.put(rows.slot, rows.context, features[:, None], tokens[:, None])
-        return tokens[:, None], logprobs[:, None]
+        self.rows.move_on(count, tokens[:, None])
+        return self._drawn(tokens[:, None], logprobs[:, None])
 
     def _steady(self, count: int, rows: RowsView, batch: int) -> DecodeAttention:
         """What this step looks at. While the batch stays the same, the last step's view only moves on."""
@@ -159,7 +150,12 @@ class Runner:
             made = self.rows.drafted[:count] + new
             # The last entry comes with the guesses.
             self.rows.drafted[:count] = made.clip(max=self.rows.context[:count])
-        self._run(("draft", bucket, strategy), bucket, lambda: self._propose(bucket, strategy))
+        self.propose_on(count, strategy, upload=True)
+
+    def propose_on(self, count: int, strategy: Strategy, upload: bool = False) -> None:
+        """Let it guess where it has missed nothing but the last round."""
+        bucket = self._bucket(count)
+        self._run(("draft", bucket, strategy), bucket, lambda: self._propose(bucket, strategy), upload)
 
     def _propose(self, bucket: int, strategy: Strategy) -> tuple[Tensor, ...]:
         assert self.neural is not None
@@ -168,6 +164,7 @@ class Runner:
         tokens, parents = self.neural.propose(bucket, strategy, self._ahead)
         self._guesses[0, :bucket, : strategy.nodes] = tokens
         self._guesses[1, :bucket, : strategy.nodes] = parents
+        self.rows.have_drafted(bucket)
         return ()
 
     def hand_in(self, draft: Draft) -> None:
@@ -180,18 +177,14 @@ class Runner:
         box[:, count:] = 0  # rows that pad a graph are trees too: what an earlier draft left may not be one
         self._guesses[:, :bucket, :nodes].copy_(box, non_blocking=True)
 
-    def verify(self, count: int, filters: bool, strategy: Strategy) -> Drawn:
-        """Check the guesses of the first `count` rows: what plain decoding would have written, as far as they reach."""
+    def verify(self, count: int, filters: bool, strategy: Strategy, upload: bool = True) -> Result:
+        """Check the guesses of the first `count` rows: what plain decoding would have written, as far as they reach.
+        `upload` as in `decode`; after `propose` the device has the rows already."""
         bucket = self._bucket(count)
         shape = (strategy.nodes, strategy.depth, strategy.chain)
         work = lambda: self._verify(bucket, filters, *shape)  # noqa: E731
-        tokens, logprobs, held = self._run(("verify", bucket, filters, *shape), bucket, work)
         self._batch = (-1, -1)
-        self.meanwhile()
-        drawn = read(tokens[:count], logprobs[:count], held[:count])
-        if strategy.drafter == NEURAL:  # only now: while the device may still read the rows they must not change
-            self.rows.drafted[:count] = self.rows.context[:count] + 1
-        return drawn
+        return self._result(self._run(("verify", bucket, filters, *shape), bucket, work, upload), count)
 
     def _verify(self, count: int, filters: bool, nodes: int, depth: int, is_chain: bool) -> tuple[Tensor, ...]:
         rows, model = self.rows.view(0, count), self.model
@@ -214,7 +207,8 @@ class Runner:
         if self.ring is not None and features is not None:
             features = features.view(count, nodes + 1, -1)
             self.ring.put(rows.slot, rows.context, features, winners, None if is_chain else way, held)
-        return winners, logprobs, held
+        self.rows.move_on(count, winners, held)
+        return self._drawn(winners, logprobs, held)
 
     def _tree_noise(self, rows: RowsView, level: Tensor, depth: int, is_chain: bool, ahead: Tensor | None) -> Tensor:
         """The noise [B * T, V] of each member's position, made once per level."""
@@ -243,18 +237,19 @@ class Runner:
         if self.model.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
-    def _run(self, key: object, bucket: int, work: Any) -> tuple[Tensor, ...]:
-        self.rows.upload(bucket)  # catching up changes the rows in between
-        return work() if self.graphs is None else self.graphs.run(key, work)
+    def _run(self, key: object, bucket: int, work: Any, upload: bool = True) -> tuple[Tensor, ...]:
+        if upload:
+            self.rows.upload(bucket)  # catching up changes the rows in between
+        return work() if self.graphs is None else self.graphs.run(key, work, self.rows.device[:bucket])
 
+    def _drawn(self, tokens: Tensor, logprobs: Tensor, held: Tensor | None = None) -> tuple[Tensor, ...]:
+        """What a pass leaves for the host; on a GPU in one piece."""
+        if self._landing is not None:
+            return (pack(tokens, logprobs, held),)
+        return tokens, logprobs, tokens.new_zeros(len(tokens)) if held is None else held
 
-def read(tokens: Tensor, logprobs: Tensor, held: Tensor | None = None) -> Drawn:
-    """Bring a result to the host; from a GPU in one copy, with the floats' bits riding along as integers."""
-    if held is None:
-        held = tokens.new_zeros(len(tokens))
-    if tokens.is_cuda:
-        bits = logprobs.float().view(torch.int32)
-        both = torch.cat((tokens.int(), bits, held.int()[:, None]), 1).cpu()
-        n = tokens.shape[1]
-        tokens, logprobs, held = both[:, :n], both[:, n:-1].contiguous().view(torch.float32), both[:, -1]
-    return Drawn(tokens.tolist(), logprobs.tolist(), (held + 1).tolist())
+    def _result(self, parts: tuple[Tensor, ...], count: int) -> Result:
+        if self._landing is not None:
+            return self._landing.fetch(parts[0][:count])
+        tokens, logprobs, held = (part[:count] for part in parts)
+        return Result(tokens, logprobs, held)

@@ -9,10 +9,12 @@ import torch
 from paceline.draft.strategy import Strategy
 
 EVERY = 8  # rounds of a strategy on a GPU, of which one is timed: the device's clock takes time to ask
+SHARE = 0.3  # of a round of which none was timed
 
 
 class DraftTimer:
-    """`begin`, guess, `drafted`, check, and ask for the `seconds` of guessing once the result has been read."""
+    """`begin`, guess, `drafted`, check, and ask for the `seconds` of guessing once the result has been read. Rounds
+    that are not begun here are taken to be like those that were."""
 
     def __init__(self, device: torch.device):
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
@@ -21,23 +23,25 @@ class DraftTimer:
         self._started = self._seconds = 0.0
         self._timed = False
 
-    def begin(self, strategy: Strategy) -> None:
+    def begin(self, strategy: Strategy) -> bool:
+        """-> whether this round is timed."""
         rounds = self._rounds.get(strategy, 0)
         self._rounds[strategy] = rounds + 1
         self._timed = not self._events or rounds % EVERY == 0
         self._started = time.perf_counter()
         if self._timed and self._events:
             self._events[0].record()
+        return self._timed
 
     def drafted(self) -> None:
         self._seconds = time.perf_counter() - self._started
         if self._timed and self._events:
             self._events[1].record()
 
-    def seconds(self, strategy: Strategy, whole: float) -> float:
+    def seconds(self, strategy: Strategy, whole: float, timed: bool) -> float:
         """Of the `whole` round that is over."""
-        if not self._timed:
-            return self._share[strategy] * whole
+        if not timed:
+            return self._share.get(strategy, SHARE) * whole
         if self._events:  # the host only hands out work; how long that takes says nothing
             self._seconds = self._events[0].elapsed_time(self._events[1]) / 1e3
         seconds = min(self._seconds, whole)

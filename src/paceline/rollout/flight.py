@@ -1,0 +1,68 @@
+"""A round that the device is busy with, and what comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.draft.strategy import MAX_NODES, Strategy
+
+
+class Drawn(NamedTuple):
+    """What a pass has drawn: for each row its tokens and log-probabilities, of which the first held[row] count."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
+    held: list[int]
+
+
+class Result:
+    """What a pass has drawn, on its way to the host."""
+
+    def __init__(self, tokens: Tensor, logprobs: Tensor, held: Tensor, done: torch.cuda.Event | None = None):
+        self._parts, self._done = (tokens, logprobs, held), done
+
+    def read(self) -> Drawn:
+        """Wait for it."""
+        if self._done is not None:
+            self._done.synchronize()
+        tokens, logprobs, held = self._parts
+        return Drawn(tokens.tolist(), logprobs.tolist(), (held + 1).tolist())
+
+
+def pack(tokens: Tensor, logprobs: Tensor, held: Tensor | None = None) -> Tensor:
+    """[B, n], [B, n] and [B] -> int32 [B, 2 n + 1], with the floats' bits riding along as integers."""
+    held = tokens.new_zeros(len(tokens)) if held is None else held
+    return torch.cat((tokens.int(), logprobs.float().view(torch.int32), held.int()[:, None]), 1)
+
+
+class Landing:
+    """Where results come down on the host: two places, because a round may begin before the last one was read."""
+
+    def __init__(self, rows: int):
+        self._rooms = [torch.empty(rows * (2 * MAX_NODES + 3), dtype=torch.int32, pin_memory=True) for _ in range(2)]
+
+    def fetch(self, packed: Tensor) -> Result:
+        """In one copy, which the host does not wait for."""
+        self._rooms.reverse()
+        room = self._rooms[0][: packed.numel()].view(packed.shape)
+        room.copy_(packed, non_blocking=True)
+        n = packed.shape[1] // 2
+        done = torch.cuda.current_stream().record_event()
+        return Result(room[:, :n], room[:, n:-1].view(torch.float32), room[:, -1], done)
+
+
+@dataclass
+class Flight:
+    strategy: Strategy
+    result: Result
+    started: float
+    captured: bool = False
+    """Whether a graph was captured on the way."""
+    made_up: int = 0
+    """Tokens that the drafter had to take in first, because it had not run."""
+    timed: bool = False
+    exploring: bool = False
