@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.config import Config
 from paceline.learn import advantages as adv
-from paceline.learn.logprobs import Watch, token_logprobs
+from paceline.learn.logprobs import Watch, hidden_states, token_logprobs
 from paceline.learn.losses import clipped, importance_weights, kl_k3, policy_loss, token_weights
 from paceline.learn.optimizer import AdamW
 from paceline.learn.packing import Answer, Packed, pack, plan
@@ -73,7 +73,12 @@ class Lesson:
     """Updates in which each answer is learned from for the first time."""
     teaches: list[bool]
     """Whether an answer changes anything. Where a whole group got the same reward, no answer of it does, and those are
-    the longest as a rule: they are looked at, but there is nothing to go back for."""
+    the longest as a rule."""
+
+    def counted(self, update: int) -> list[int]:
+        """Answers that the numbers of an update are about: those that teach something, or all if none does."""
+        members = self.updates[update]
+        return [i for i in members if self.teaches[i]] or members
 
     def work(self) -> list[int]:
         """What each answer costs, in tokens that go forward: the way back takes twice as much."""
@@ -170,17 +175,16 @@ class Learner:
     def _logprobs(self, model: Decoder, answers: list[Answer]) -> list[Tensor]:
         """Log-probabilities of all answers under a model, a tensor per answer."""
         out: list[Tensor] = [torch.empty(0)] * len(answers)
-        for members in plan([a.length for a in answers], self.config.learn.micro_tokens):
-            batch = pack(answers, members, model.device, torch.float32)
+        for batch in self._micro_batches(answers, range(len(answers)), torch.float32):
             logp, _ = token_logprobs(model, batch, self.temperature)
-            for i, part in zip(members, logp.split([len(answers[i].tokens) for i in members]), strict=True):
+            for i, part in zip(batch.answers, logp.split([len(answers[i].tokens) for i in batch.answers]), strict=True):
                 out[i] = part
         return out
 
     def gradients(self, lesson: Lesson, update: int, share: Sequence[int]) -> Sums:
         """Leave the gradients of a share of an update's answers in the parameters, and return what they came to. It is
-        cut into micro-batches only for memory's sake."""
-        c, device, answers = self.config.learn, self.model.device, lesson.answers
+        cut into micro-batches only for memory's sake. Answers that teach nothing go forward only, if anybody looks."""
+        c, answers = self.config.learn, lesson.answers
         wide = torch.float64 if self.model.dtype == torch.float64 else torch.float32
         low, high = _known(c.clip_low), _known(c.clip_high)
         members = lesson.updates[update]
@@ -191,8 +195,9 @@ class Learner:
         sums = Sums()
         self.optimizer.zero_grad()
         self.model.requires_grad_(True)
-        for part, teaches in self._micro_batches(lesson, share):
-            batch = pack(answers, part, device, wide)
+        counted = set(lesson.counted(update))
+        teaches = any(lesson.teaches[i] for i in counted)
+        for batch in self._micro_batches(answers, [i for i in share if i in counted], wide):
             with torch.set_grad_enabled(teaches):
                 logp, entropy = token_logprobs(self.model, batch, self.temperature, c.activation_checkpointing, watch)
                 weight = self._row(weight_of, batch, logp)
@@ -222,19 +227,19 @@ class Learner:
             )
             self.on_batch()
         self.model.requires_grad_(False)
+        if watch is not None:
+            for batch in self._micro_batches(answers, [i for i in share if i not in counted], wide):
+                hidden_states(self.model, batch, watch=watch)
+                self.on_batch()
         for param in self.model.parameters():
             if param.grad is None:  # nothing in this share teaches anything
                 param.grad = torch.zeros_like(param)
         return sums
 
-    def _micro_batches(self, lesson: Lesson, share: Sequence[int]) -> list[tuple[list[int], bool]]:
-        """Answers that go through the model together, and whether they teach something."""
-        batches = []
-        for teaches in (True, False):
-            some = [i for i in share if lesson.teaches[i] is teaches]
-            parts = plan([lesson.answers[i].length for i in some], self.config.learn.micro_tokens)
-            batches += [([some[i] for i in part], teaches) for part in parts]
-        return batches
+    def _micro_batches(self, answers: list[Answer], share: Sequence[int], wide: torch.dtype) -> Iterator[Packed]:
+        """Answers that go through the model together."""
+        for part in plan([answers[i].length for i in share], self.config.learn.micro_tokens):
+            yield pack(answers, [share[i] for i in part], self.model.device, wide)
 
     @staticmethod
     def _row(parts: dict[int, Tensor] | list[Tensor], batch: Packed, like: Tensor) -> Tensor:
@@ -244,7 +249,7 @@ class Learner:
         """Clip, step, and say what happened; gradients and `sums` are those of the whole update. One that is not finite
         is thrown away."""
         c = self.config.learn
-        tokens = sum(len(lesson.answers[i].tokens) for i in lesson.updates[update])
+        tokens = sum(len(lesson.answers[i].tokens) for i in lesson.counted(update))
         rate = learning_rate(self.updates, self.total_updates, c.lr, c.warmup_steps, c.decay, c.lr_end)
         grads = [p for p in self.model.parameters() if p.grad is not None]
         norm = float(torch.nn.utils.clip_grad_norm_(grads, c.max_grad_norm))

@@ -16,15 +16,9 @@ Watch = Callable[[int, Tensor, Tensor, Tensor], None]
 LOGITS_AT_ONCE = 2**26  # numbers; beyond this logits are made in pieces, and again in the backward pass
 
 
-def token_logprobs(
-    model: Decoder,
-    batch: Packed,
-    temperature: float,
-    recompute_layers: bool = False,
-    watch: Watch | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Log-probability at `temperature` of each answer token [R], and the entropy of its distribution [R], detached.
-    `watch` is shown each answer on the way: its number, tokens, tapped features and last hidden states."""
+def hidden_states(model: Decoder, batch: Packed, recompute_layers: bool = False, watch: Watch | None = None) -> Tensor:
+    """What the policy thinks after each token [N, hidden]. `watch` is shown each answer on the way: its number, tokens,
+    tapped features and last hidden states."""
     attention = PackedAttention(batch.lengths, batch.tokens.device)
     run = _recomputed if recompute_layers and torch.is_grad_enabled() else None
     hidden, features = model(batch.tokens, attention.positions(), attention, run=run, taps=watch is not None)
@@ -32,7 +26,18 @@ def token_logprobs(
         pieces = (t.detach().split(batch.lengths) for t in (batch.tokens, features, hidden))
         for answer, *seen in zip(batch.answers, *pieces, strict=True):
             watch(answer, *seen)
-    hidden = hidden[batch.predicts]
+    return hidden
+
+
+def token_logprobs(
+    model: Decoder,
+    batch: Packed,
+    temperature: float,
+    recompute_layers: bool = False,
+    watch: Watch | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Log-probability at `temperature` of each answer token [R], and the entropy of its distribution [R], detached."""
+    hidden = hidden_states(model, batch, recompute_layers, watch)[batch.predicts]
     piece = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
     if len(hidden) <= piece:
         return _logprobs(model, hidden, batch.targets, temperature)
