@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.kernels import (
+    adam,
+    adam_triton,
     device,
     epilogue,
     epilogue_triton,
@@ -41,7 +43,7 @@ from paceline.kernels.paged_attention_triton import Cut, paged_attention
 from paceline.kernels.product import Tile
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-NAMES = ("attention", "products", "epilogues", "race", "places", "settling", "small")
+NAMES = ("attention", "products", "epilogues", "race", "places", "settling", "stepping", "small")
 BOUND = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
 
 
@@ -151,6 +153,19 @@ class Check:
         settle_triton.settle(*pools, *args)
         settle.settle.plain(*expected, *args)
         return [(pools, expected)]
+
+    def stepping(self) -> list[tuple[Tensor, Tensor]]:
+        count, rule = (
+            self.dice.choice([1, 900, 5000]),
+            adam.Rule(1e-3, (0.9, 0.999), 1e-8, 0.99, self.dice.choice([1, 9])),
+        )
+        weight = self.normal(count, dtype=torch.float32)
+        master = weight if self.dtype == torch.bfloat16 else None
+        state = (weight.to(self.dtype), master, self.normal(count), self.normal(count).square(), self.normal(count))
+        got, expected = ([None if t is None else t.clone() for t in state] for _ in range(2))
+        adam_triton.adam(*got, rule, 12345)
+        adam.adam.plain(*expected, rule, 12345)
+        return [(a, b) for a, b in zip(got, expected, strict=True) if a is not None and b is not None]
 
     def small(self) -> list[tuple[Tensor, Tensor]]:
         both = self.normal(3, 2 * 1100)

@@ -24,9 +24,9 @@ from paceline.draft.neural import WINDOW, DrafterShape, NeuralDrafter
 from paceline.draft.strategy import Strategy, default_strategies
 from paceline.draft.vocabulary import guessable
 from paceline.errors import UserError
+from paceline.kernels.adam import PIECE
 from paceline.learn.algorithms import resolve
 from paceline.learn.logprobs import LOGITS_AT_ONCE
-from paceline.learn.optimizer import PIECE
 from paceline.learn.shards import COPIES
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.config import DecoderConfig
@@ -128,7 +128,7 @@ def plan_memory(config: Config, shape: DecoderConfig, room: Room, workers: int =
     tokens = min(max(learn.micro_tokens, longest), r.prompts * r.samples * longest)
     learning = _activations(config, shape, tokens) * dtype.itemsize
     learning += min(LOGITS_AT_ONCE, tokens * shape.vocab_size) * LOGIT_BYTES
-    stepping = min(PIECE, largest) * 4 * 5
+    stepping = 0 if room.cuda else min(PIECE, largest) * 4 * 5
     filling = min(r.prefill_tokens, r.prompts * longest) * _layer_floats(shape) * dtype.itemsize
     parts["passes"] = max(learning, stepping, filling)
 

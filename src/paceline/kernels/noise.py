@@ -54,6 +54,12 @@ def _steps(vocab: int, device: torch.device) -> Tensor:
     return torch.arange(1, vocab + 1, device=device) * signed(GOLDEN)
 
 
+def stream(key: int, first: int, count: int, device: torch.device) -> Tensor:
+    """32 random bits each, int64 [count]: the stream that starts at a key, from place `first` on."""
+    steps = torch.arange(first + 1, first + count + 1, device=device).mul_(signed(GOLDEN))
+    return _shift(_mix_tensor(steps.add_(key)), 32)
+
+
 def gumbel(keys: Tensor, vocab: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Gumbel noise [*keys.shape, vocab].
 
