@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,19 +62,27 @@ def fit(
     report: Callable[[Fitted], None] = lambda fitted: None,
 ) -> Fitted:
     """Train a drafter for so long; `report` is called after every step."""
-    trainer = DrafterTrainer(drafter, TrainSettings(lr=suitable_rate(drafter.policy), loss=loss))
-    shuffle, done, started = random.Random(seed).shuffle, Fitted(), time.perf_counter()
+    settings = TrainSettings(lr=suitable_rate(drafter.policy), loss=loss, first_runs=2)
+    trainer, done, started = DrafterTrainer(drafter, settings), Fitted(), time.perf_counter()
+    feed = _endless(texts, settings.batch_tokens, random.Random(seed))
+    batch = next(feed)
+    seen = read_texts(drafter, batch)
     while done.seconds < seconds:
-        for batch in batches(texts, trainer.settings.batch_tokens, shuffle, lambda text: len(text[0])):
-            done.seconds = time.perf_counter() - started
-            done.loss, done.agree = trainer.step(read_texts(drafter, batch), min(1.0, done.seconds / seconds))
-            done.tokens += sum(len(t) for t, _ in batch)
-            done.steps = trainer.steps
-            report(done)
-            if done.seconds > seconds:
-                break
+        trainer.begin(seen, min(1.0, done.seconds / seconds))
+        done.tokens += sum(len(tokens) for tokens, _ in batch)
+        batch = next(feed)
+        seen = read_texts(drafter, batch)  # a GPU has that to do while the host waits for the step
+        done.loss, done.agree = trainer.end()
+        done.steps, done.seconds = trainer.steps, time.perf_counter() - started
+        report(done)
     trainer.publish()
     return done
+
+
+def _endless(texts: Sequence[Text], tokens: int, dice: random.Random) -> Iterator[list[Text]]:
+    """Batches of at most so many tokens, over and over, each time in another order."""
+    while True:
+        yield from batches(texts, tokens, dice.shuffle, lambda text: len(text[0]))
 
 
 def count_held(drafter: NeuralDrafter, requests: Sequence[Request], depth: int = DEPTH) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.draft.neural import DrafterShape, NeuralDrafter, load_drafter, save_drafter
+from paceline.draft.neural import DrafterShape, NeuralDrafter, load_drafter, new_drafter, save_drafter
 from paceline.errors import UserError
 
 from ..conftest import tiny_model
@@ -84,3 +84,19 @@ def test_head_rows_follow_the_policy(first_used_to_infer):
         model.head.weight.add_(1)
     drafter.refresh()
     assert drafter.head() is rows and torch.equal(rows, model.head.weight[[3, 5, 7]])
+
+
+def test_a_new_drafter_takes_after_the_last_layer_that_does_something():
+    model = tiny_model(seed=4)
+    with torch.no_grad():
+        model.layers[-1].o.zero_()
+        model.layers[-1].down.zero_()
+    drafter, layer = new_drafter(model, 32, seed=0), model.layers[-2]
+    for name in ("input_norm", "o", "post_norm", "gate_up", "down"):
+        assert torch.equal(getattr(drafter.layer, name), getattr(layer, name)), name
+    assert drafter.layer.qkv.shape[1] == 2 * model.config.hidden_size
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.o.zero_()
+            layer.down.zero_()
+    assert not new_drafter(model, 32, seed=0).layer.down.any(), "if none does, the last"

@@ -18,8 +18,13 @@ from paceline.draft.training import Loss, Texts
 @dataclass
 class TrainSettings:
     lr: float = 2e-3
-    batch_tokens: int = 8192
+    batch_tokens: int = 2048
+    """Of the steps of `drafters.fit`: many small ones teach more than a few large ones."""
     runs: int = 5
+    """Guesses in a row that are trained."""
+    first_runs: int | None = None
+    """How many in the first half of the training, if not as many: what the first guess has to learn is most of it, and
+    steps with fewer guesses are quicker."""
     loss: Loss = "soft"
     warmup: int = 20
 
@@ -35,7 +40,8 @@ class DrafterTrainer:
             self.masters, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=self.copy.fc.is_cuda
         )
         self.steps = 0
-        self._gradients = make_gradients(self.copy, settings.runs, settings.loss)
+        several = {settings.runs, settings.first_runs or settings.runs}
+        self._gradients = {runs: make_gradients(self.copy, runs, settings.loss) for runs in several}
         self._computed: torch.cuda.Event | None = None
 
     def step(self, texts: Texts, progress: float = 0.0) -> tuple[float, list[float]]:
@@ -48,7 +54,8 @@ class DrafterTrainer:
         things."""
         s = self.settings
         self._rate = s.lr * min(1.0, (self.steps + 1) / s.warmup) * (1.0 - 0.9 * progress)
-        self._found = self._gradients(texts)
+        runs = s.first_runs if s.first_runs and progress < 0.5 else s.runs
+        self._found = self._gradients[runs](texts)
         self._numbers = torch.empty_like(self._found.numbers, device="cpu", pin_memory=self._found.numbers.is_cuda)
         self._numbers.copy_(self._found.numbers, non_blocking=True)
         self._computed = torch.cuda.current_stream().record_event() if self._found.numbers.is_cuda else None
