@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--tokens", type=float, default=300_000)
     parser.add_argument("--answers", type=int, default=700)
+    parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--difficulty", default="easy")
     parser.add_argument("--window", type=int, default=128)
     args = parser.parse_args()
@@ -69,7 +70,7 @@ def main() -> None:
 
 def make_texts(args: argparse.Namespace, policy: Decoder) -> list[Text]:
     tokenizer, task = load_tokenizer(args.model), Countdown(args.difficulty, "search", seed=3)
-    sampling = Sampling(max_tokens=256, stop_token_ids=tokenizer.eos_ids)
+    sampling = Sampling(max_tokens=args.max_tokens, stop_token_ids=tokenizer.eos_ids)
     prompts = (tuple(tokenizer.encode_prompt(task.sample(i // 2).prompt)) for i in range(args.answers))
     return write_texts(policy, [Request(i, prompt, sampling) for i, prompt in enumerate(prompts)])
 
