@@ -34,14 +34,14 @@ RUNS = 5
 class Way:
     """How a drafter is trained."""
 
-    batch_tokens: int
+    step_tokens: int
     first_runs: int | None = None
     takes_after: bool = False
     """Whether it begins with weights of the policy's last layer."""
 
     def __str__(self) -> str:
         first = f", {self.first_runs} guesses at first" if self.first_runs else ""
-        return f"steps of {self.batch_tokens} tokens{first}{', from the last layer' if self.takes_after else ''}"
+        return f"steps of {self.step_tokens} tokens{first}{', from the last layer' if self.takes_after else ''}"
 
 
 WAYS = [Way(2048), Way(512), Way(512, takes_after=True), Way(512, 2), Way(512, 2, True)]
@@ -81,12 +81,12 @@ def train(args: argparse.Namespace, policy: Decoder, texts: list[Text], way: Way
         drafter = NeuralDrafter(policy, DrafterShape(policy.config.intermediate_size, args.window)).init_weights(0)
     kept = len(texts) // 12
     judged = read_texts(drafter, texts[:kept])
-    settings = TrainSettings(lr=suitable_rate(policy), batch_tokens=way.batch_tokens, first_runs=way.first_runs)
+    settings = TrainSettings(lr=suitable_rate(policy), first_runs=way.first_runs)
     trainer, dice, work = DrafterTrainer(drafter, settings), random.Random(0), 0.0
     reached: list[float] = []
     started = time.perf_counter()
     while work < args.tokens:
-        for batch in batches(texts[kept:], way.batch_tokens, dice.shuffle, lambda text: len(text[0])):
+        for batch in batches(texts[kept:], way.step_tokens, dice.shuffle, lambda text: len(text[0])):
             _, agree = trainer.step(read_texts(drafter, batch), work / args.tokens)
             work += sum(len(tokens) for tokens, _ in batch) * len(agree) / RUNS
             if work > args.tokens * (len(reached) + 1) / 4:

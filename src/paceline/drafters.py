@@ -19,6 +19,7 @@ from paceline.model import Decoder
 from paceline.rollout import Engine, EngineSettings, Request
 
 DEPTH = 7
+STEP, STEP_GPU = 512, 2048  # tokens of a training step: many small ones teach more, and a GPU wants enough to do
 POSITIONS = (64, 128, 256, 512, 10**9)
 
 Text = tuple[list[int], int]
@@ -64,7 +65,7 @@ def fit(
     """Train a drafter for so long; `report` is called after every step."""
     settings = TrainSettings(lr=suitable_rate(drafter.policy), loss=loss, first_runs=2)
     trainer, done, started = DrafterTrainer(drafter, settings), Fitted(), time.perf_counter()
-    feed = _endless(texts, settings.batch_tokens, random.Random(seed))
+    feed = _endless(texts, STEP_GPU if drafter.fc.is_cuda else STEP, random.Random(seed))
     batch = next(feed)
     seen = read_texts(drafter, batch)
     while done.seconds < seconds:

@@ -60,7 +60,7 @@ def test_learns_a_policy_whose_next_token_is_known():
     for _ in range(40):
         start = dice.randrange(48)
         answers.append(([(start + i) % 48 for i in range(dice.randint(12, 40))], 4))
-    trainer = DrafterTrainer(drafter, TrainSettings(lr=5e-3, batch_tokens=600, runs=3))
+    trainer = DrafterTrainer(drafter, TrainSettings(lr=5e-3, runs=3))
     for _ in range(12):
         for batch in batches(answers, 600, dice.shuffle, lambda answer: len(answer[0])):
             _, agree = trainer.step(read_texts(drafter, batch))

@@ -18,8 +18,6 @@ from paceline.draft.training import Loss, Texts
 @dataclass
 class TrainSettings:
     lr: float = 2e-3
-    batch_tokens: int = 2048
-    """Of the steps of `drafters.fit`: many small ones teach more than a few large ones."""
     runs: int = 5
     """Guesses in a row that are trained."""
     first_runs: int | None = None
