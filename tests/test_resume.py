@@ -45,7 +45,7 @@ def undisturbed(tmp_path_factory) -> dict[int, dict]:
     return read(run)
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.soak)])
 def test_killed_at_random_moments(undisturbed, tmp_path, kills):
     r = random.Random(kills)
     run = tmp_path / "run"

@@ -86,7 +86,7 @@ class Machine:
 
 @pytest.mark.parametrize(
     ("costs", "suffix"),
-    [pytest.param(DEAR, False, marks=pytest.mark.soak), (DEAR, True), (CHEAP, False)],
+    [(DEAR, False), (DEAR, True), (CHEAP, False)],
     ids=["dear drafts", "dear drafts and suffixes", "cheap drafts"],
 )
 def test_a_drafter_goes_bad_and_comes_back(costs, suffix):
