@@ -125,7 +125,7 @@ def test_answers_that_teach_nothing_are_left_out_unless_somebody_looks(monkeypat
     learner = Learner(copy.deepcopy(model), config())
     lesson = learner.lesson(answers, 0, learner.score(answers, range(12)))
     assert lesson.teaches == [True] * 4 + [False] * 4 + [True] * 4 and lesson.counted(0) == others
-    assert lesson.work() == [a.length * (1 if i // 4 == 1 else 3) for i, a in enumerate(answers)]
+    assert lesson.work(watched) == [a.length * (int(watched) if i // 4 == 1 else 3) for i, a in enumerate(answers)]
     learned, seen = [], []
     monkeypatch.setattr(
         "paceline.learn.learner.token_logprobs", lambda *a: (learned.extend(a[1].answers), token_logprobs(*a))[1]

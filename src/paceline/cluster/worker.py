@@ -265,7 +265,7 @@ class Worker:
         """Here is what was learned from -> updates made so far, which answers each of the coming ones takes, and what
         each answer costs."""
         self._lesson = self.learner.lesson(answers, step, scores)
-        return self.learner.updates, self._lesson.updates, self._lesson.work()
+        return self.learner.updates, self._lesson.updates, self._lesson.work(self.learner.watch is not None)
 
     def gradients(self, update: int, shares: Shares) -> None:
         """Leave the gradients of a whole update in the parameters. Can be repeated."""

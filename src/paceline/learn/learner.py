@@ -80,9 +80,11 @@ class Lesson:
         members = self.updates[update]
         return [i for i in members if self.teaches[i]] or members
 
-    def work(self) -> list[int]:
-        """What each answer costs, in tokens that go forward: the way back takes twice as much."""
-        return [a.length * (3 if t else 1) for a, t in zip(self.answers, self.teaches, strict=True)]
+    def work(self, watched: bool) -> list[int]:
+        """What each answer costs, in tokens that go forward: the way back takes twice as much, and what teaches nothing
+        is looked at only if it is `watched`, or if nothing does."""
+        seen = watched or not any(self.teaches)
+        return [a.length * (3 if t else int(seen)) for a, t in zip(self.answers, self.teaches, strict=True)]
 
 
 class Learner:
@@ -186,7 +188,6 @@ class Learner:
         cut into micro-batches only for memory's sake. Answers that teach nothing go forward only, if anybody looks."""
         c, answers = self.config.learn, lesson.answers
         wide = torch.float64 if self.model.dtype == torch.float64 else torch.float32
-        low, high = _known(c.clip_low), _known(c.clip_high)
         members = lesson.updates[update]
         lengths = torch.tensor([len(answers[i].tokens) for i in members])
         weights = token_weights(lengths, _known(c.aggregate), self.config.rollout.max_tokens)
@@ -199,32 +200,9 @@ class Learner:
         teaches = any(lesson.teaches[i] for i in counted)
         for batch in self._micro_batches(answers, [i for i in share if i in counted], wide):
             with torch.set_grad_enabled(teaches):
-                logp, entropy = token_logprobs(self.model, batch, self.temperature, c.activation_checkpointing, watch)
-                weight = self._row(weight_of, batch, logp)
-                a = self._row(lesson.advantage, batch, logp)
-                scores = [lesson.scores[i] for i in batch.answers]
-                before = _cat([s.old for s in scores], logp)
-                before = logp.detach() if before is None else before
-                token_loss = policy_loss(logp, before, a, low, high)
-                if c.is_cap is not None:
-                    token_loss = token_loss * importance_weights(before, batch.rollout_logp, c.is_cap)
-                loss = (weight * token_loss).sum()
-                reference = _cat([s.reference for s in scores], logp)
-                if reference is not None and self._pulls():
-                    kl = kl_k3(logp, reference)
-                    loss = loss + c.kl_coef * (weight * kl).sum()
-                    sums.add(kl=kl)
+                loss = self._loss(batch, lesson, weight_of, watch, sums)
             if teaches:
                 loss.backward()
-            mismatch = before - batch.rollout_logp
-            sums.add(
-                loss=loss,
-                entropy=entropy,
-                clipped=clipped(logp, before, a, low, high),
-                update_kl=before - logp,
-                mismatch=-mismatch,
-                mismatch_k3=torch.exp(mismatch) - mismatch - 1,
-            )
             self.on_batch()
         self.model.requires_grad_(False)
         if watch is not None:
@@ -235,6 +213,38 @@ class Learner:
             if param.grad is None:  # nothing in this share teaches anything
                 param.grad = torch.zeros_like(param)
         return sums
+
+    def _loss(
+        self, batch: Packed, lesson: Lesson, weight_of: dict[int, Tensor], watch: Watch | None, sums: Sums
+    ) -> Tensor:
+        """What a micro-batch adds to the loss of its update, and to its numbers."""
+        c = self.config.learn
+        low, high = _known(c.clip_low), _known(c.clip_high)
+        logp, entropy = token_logprobs(self.model, batch, self.temperature, c.activation_checkpointing, watch)
+        weight = self._row(weight_of, batch, logp)
+        a = self._row(lesson.advantage, batch, logp)
+        scores = [lesson.scores[i] for i in batch.answers]
+        before = _cat([s.old for s in scores], logp)
+        before = logp.detach() if before is None else before
+        token_loss = policy_loss(logp, before, a, low, high)
+        if c.is_cap is not None:
+            token_loss = token_loss * importance_weights(before, batch.rollout_logp, c.is_cap)
+        loss = (weight * token_loss).sum()
+        reference = _cat([s.reference for s in scores], logp)
+        if reference is not None and self._pulls():
+            kl = kl_k3(logp, reference)
+            loss = loss + c.kl_coef * (weight * kl).sum()
+            sums.add(kl=kl)
+        mismatch = before - batch.rollout_logp
+        sums.add(
+            loss=loss,
+            entropy=entropy,
+            clipped=clipped(logp, before, a, low, high),
+            update_kl=before - logp,
+            mismatch=-mismatch,
+            mismatch_k3=torch.exp(mismatch) - mismatch - 1,
+        )
+        return loss
 
     def _micro_batches(self, answers: list[Answer], share: Sequence[int], wide: torch.dtype) -> Iterator[Packed]:
         """Answers that go through the model together."""

@@ -57,6 +57,8 @@ class Landing:
 
 @dataclass
 class Flight:
+    """A round that was launched, and what is to be noted of it once it has been read."""
+
     strategy: Strategy
     result: Result
     started: float
@@ -65,4 +67,6 @@ class Flight:
     made_up: int = 0
     """Tokens that the drafter had to take in first, because it had not run."""
     timed: bool = False
+    """Whether the timer asked how long guessing took."""
     exploring: bool = False
+    """Whether its strategy was only being looked at."""
