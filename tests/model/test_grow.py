@@ -35,14 +35,14 @@ def fresh(family: str = "llama", layers: int = 4, tied: bool = False) -> Decoder
     return lean_away(Decoder(DecoderConfig.from_hf(hf)).init_weights(0, std=0.05)).double().requires_grad_(False)
 
 
-def look(model: Decoder) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits and features of two texts."""
+def look(model: Decoder) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states, logits and features of two texts."""
     tokens = torch.randint(0, 100, (50,), generator=torch.Generator().manual_seed(3))
     attention = PackedAttention([30, 20], tokens.device)
     with torch.no_grad():
         hidden, features = model(tokens, attention.positions(), attention, taps=True)
         assert features is not None
-        return model.logits(hidden), features
+        return hidden, model.logits(hidden), features
 
 
 def answers(model: Decoder, temperature: float, drafter: NeuralDrafter | None = None) -> tuple[list, float]:
@@ -69,11 +69,19 @@ def test_layers_keep_their_place_between_the_taps():
 def test_growing_changes_nothing(family, tied):
     shallow = fresh(family, tied=tied)
     base = grow(shallow, 4 + IDLE)
-    deep = grow(base, 28, vocab_size=1000)
+    deep, wide = grow(base, 28), grow(base, 28, vocab_size=1000)
     assert deep.config.layers == 28 and active_layers(deep) == places(4, 28) and active_layers(base) == [0, 1, 2, 3]
-    (plain, _), (logits, features), (grown, grown_features) = look(shallow), look(base), look(deep)
-    assert torch.equal(plain, logits) and torch.equal(logits, grown[:, :128]), "bit for bit"
-    assert torch.equal(grown[:, 128:], logits[:, -1:].expand(-1, 872)) and torch.equal(features, grown_features)
+    (hidden, logits, _), (_, _, features) = look(shallow), look(base)
+    for model in (base, deep):
+        assert all(map(torch.equal, look(model)[:2], (hidden, logits))), "bit for bit"
+    wide_hidden, wide_logits, wide_features = look(wide)
+    assert torch.equal(wide_hidden, hidden)
+    assert torch.equal(look(deep)[2], features) and torch.equal(wide_features, features), "what a drafter reads"
+    # The head is the same rows, but a product with more of them may round otherwise: that is up to the library.
+    rows, last = wide.head.weight, shallow.head.weight[-1]
+    assert torch.equal(rows[:128], shallow.head.weight) and torch.equal(rows[128:], last.expand(872, -1))
+    expected = torch.cat((logits, logits[:, -1:].expand(-1, 872)), 1)
+    torch.testing.assert_close(wide_logits, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_grown_model_writes_the_same_with_the_same_guesses(tmp_path, make_reasoner):
