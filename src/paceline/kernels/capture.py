@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +27,18 @@ def capture(
     """Work that has warmed up, as a graph, and what every replay of it writes to. Other threads may use the device
     meanwhile."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
+    with _no_garbage(), torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
         result = work()
     return graph, result
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """An engine that is gone leaves graphs behind for the garbage collector, and destroying one breaks a capture."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

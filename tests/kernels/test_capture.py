@@ -1,0 +1,39 @@
+"""A capture holds, whatever the garbage collector would like to do meanwhile."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from paceline.kernels.capture import capture, warm_up
+
+
+class Owner:
+    """As an engine that is gone: only the collector finds it, and its graph with it."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph):
+        self.graph, self.own = graph, self
+
+
+@pytest.mark.gpu
+def test_graphs_that_became_garbage_do_not_break_a_capture():
+    number = torch.ones((), device="cuda")
+
+    def work() -> torch.Tensor:
+        littered = [[] for _ in range(50)]
+        for i, litter in enumerate(littered):  # enough for the collector to run, many times
+            litter.append(littered[i - 1])
+        return number + len(littered)
+
+    threshold = gc.get_threshold()
+    warm_up(work)
+    Owner(capture(work, torch.cuda.graph_pool_handle())[0])
+    gc.set_threshold(1)
+    try:
+        graph, result = capture(work, torch.cuda.graph_pool_handle())
+    finally:
+        gc.set_threshold(*threshold)
+    graph.replay()
+    assert result.item() == 51 and gc.isenabled()
