@@ -83,12 +83,17 @@ def paged_attention(
     if splits > 1:
         _join[(batch * new * heads,)](
             part, lse, out, batch * new * heads, splits, D=d, BLOCK_D=triton.next_power_of_2(d),
-            BLOCK_S=triton.next_power_of_2(splits), PDL=early, num_warps=1, launch_pdl=early,
+            BLOCK_S=max(8, triton.next_power_of_2(splits)), PDL=early, num_warps=1, launch_pdl=early,
         )  # fmt: skip
     return out
 
 
-@triton.jit(do_not_specialize=["tiles", "batch", "new", "span", "most", "splits"])
+# Compiled once for all strides and counts that nothing is gained by knowing: it takes a second each time.
+@triton.jit(
+    do_not_specialize=["table_stride", "context_stride", "tree_stride_b", "tree_stride_t",
+                       "tiles", "batch", "new", "span", "most", "splits"],
+    do_not_specialize_on_alignment=["table", "context", "tree"],
+)  # fmt: skip
 def _attend(
     q, k_pool, v_pool, table, context, tree, part, lse,
     q_stride_b, q_stride_t, table_stride, context_stride, tree_stride_b, tree_stride_t,

@@ -7,20 +7,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+MOST_NEW = 64  # tokens that a pass adds to a request
+
 
 def slots(table: Tensor, context: Tensor, new: int, page_size: int, kv_heads: int) -> tuple[Tensor, Tensor]:
     batch, most = table.shape
     out = torch.empty(batch * new * kv_heads, dtype=torch.int64, device=table.device)
     usable = torch.empty(batch, new, dtype=torch.bool, device=table.device)
+    block = 1 if new == 1 else MOST_NEW
+    assert new <= block, "a tree's visibility is a mask of as many bits"
     _slots[(batch,)](
         table, context, out, usable, table.stride(0), context.stride(0), new, most,
-        PAGE=page_size, KV_HEADS=kv_heads, BLOCK_T=triton.next_power_of_2(new),
+        PAGE=page_size, KV_HEADS=kv_heads, BLOCK_T=block,
         BLOCK_H=triton.next_power_of_2(kv_heads), num_warps=1,
     )  # fmt: skip
     return out, usable
 
 
-@triton.jit(do_not_specialize=["new", "most"])
+@triton.jit(
+    do_not_specialize=["table_stride", "context_stride", "new", "most"],
+    do_not_specialize_on_alignment=["table", "context"],
+)
 def _slots(
     table, context, out, usable, table_stride, context_stride, new, most,
     PAGE: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
@@ -47,7 +54,7 @@ def rotations(positions: Tensor, inv_freq: Tensor, signs: Tensor, dtype: torch.d
     return cos, sin
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["stride", "rows"], do_not_specialize_on_alignment=["positions"])
 def _rotations(
     positions, inv_freq, signs, cos, sin, stride, rows, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
 ):
@@ -76,7 +83,10 @@ def window_table(
     return table, known
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["slot_stride", "drafted_stride", "start_stride", "window", "ring", "stride", "room", "columns"],
+    do_not_specialize_on_alignment=["slot", "drafted", "start"],
+)
 def _window_table(
     slot, drafted, start, table, known, slot_stride, drafted_stride, start_stride,
     window, ring, stride, room, columns, BLOCK: tl.constexpr,

@@ -51,12 +51,16 @@ def race(
     )  # fmt: skip
     _join[(rows,)](
         part, column, ids, tokens, logprob, rows, splits,
-        IDS=ids is not None, LOGPROB=logprobs, BLOCK_S=triton.next_power_of_2(splits), num_warps=1,
+        IDS=ids is not None, LOGPROB=logprobs, BLOCK_S=MAX_SPLITS, num_warps=1,
     )  # fmt: skip
     return tokens, logprob
 
 
-@triton.jit(do_not_specialize=["rows", "each", "ahead"])
+@triton.jit(
+    do_not_specialize=["keys_stride", "places_stride", "temperature_stride", "level_stride_b", "level_stride_t",
+                       "rows", "each", "ahead"],
+    do_not_specialize_on_alignment=["keys", "places", "temperature", "level"],
+)  # fmt: skip
 def _race(
     logits, keys, places, temperature, level, ids, part, column,
     logits_stride, keys_stride, places_stride, temperature_stride, level_stride_b, level_stride_t,

@@ -30,7 +30,11 @@ def put(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(
+    do_not_specialize=["count", "slot_stride", "place_stride", "drawn_stride_b", "drawn_stride_t",
+                       "way_stride_b", "way_stride_t", "held_stride"],
+    do_not_specialize_on_alignment=["slot", "place", "drawn", "way", "held"],
+)  # fmt: skip
 def _put(
     ring, tokens, slot, place, features, drawn, way, held, window, width, count,
     slot_stride, place_stride, features_stride_b, features_stride_t, drawn_stride_b, drawn_stride_t,

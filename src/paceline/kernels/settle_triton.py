@@ -19,7 +19,11 @@ def settle(k: Tensor, v: Tensor, slots: Tensor, way: Tensor, held: Tensor) -> No
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["slots_stride_b", "slots_stride_t", "slots_stride_h", "way_stride_b", "way_stride_l",
+                       "held_stride", "depth"],
+    do_not_specialize_on_alignment=["slots", "way", "held"],
+)  # fmt: skip
 def _settle(
     k, v, slots, way, held, rows, slots_stride_b, slots_stride_t, slots_stride_h, way_stride_b, way_stride_l,
     held_stride, depth, D: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr,
