@@ -9,8 +9,8 @@ A model with the cost of a large one and real behaviour, without downloads: trai
 drafter learn from what they write, and grow both to the geometry of Qwen2.5-7B (or 1.5B) with layers that do nothing.
 
     python benchmarks/make_reasoner.py --preset 7b --minutes 4.5 --out SHALLOW
-    paceline draft train --model SHALLOW --out SHALLOW/drafter --minutes 1.5 --answers 4096 --window 256 \\
-        --set task.difficulty=tail --set rollout.max_tokens=2048
+    paceline draft train --model SHALLOW --out SHALLOW/drafter --minutes 2 --answers 4096 --window 256 \\
+        --set task.difficulty=tail --set rollout.max_tokens=1984
     python benchmarks/make_reasoner.py --grow 7b --trained SHALLOW --out DEEP
 """
 
