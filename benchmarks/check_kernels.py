@@ -35,6 +35,8 @@ from paceline.kernels import (
     ring_triton,
     settle,
     settle_triton,
+    single,
+    single_triton,
 )
 from paceline.kernels import race as races
 from paceline.kernels.epilogue import Cache, HeadNorms
@@ -43,7 +45,7 @@ from paceline.kernels.paged_attention_triton import Cut, paged_attention
 from paceline.kernels.product import Tile
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-NAMES = ("attention", "products", "epilogues", "race", "places", "settling", "stepping", "small")
+NAMES = ("attention", "products", "single", "epilogues", "race", "places", "settling", "stepping", "small")
 BOUND = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
 
 
@@ -91,11 +93,35 @@ class Check:
         )
         tile = self.dice.choice([Tile(64, 64, 3), Tile(32, 128, 2, weight_first=False), Tile(128, 64, 1, 8, 3)])
         if rows == 1 and self.dice.random() < 0.5:
-            tile = Tile(8, 128, 2, vector=True)
+            tile = Tile(8, 128, 2, vector=True, ahead=self.dice.random() < 0.5)
         x, weight = self.normal(rows, size), self.normal(2 * out, size, scale=size**-0.5)
         gate, up = (x.float() @ weight.float().t()).chunk(2, -1)
         parts = product_triton.split_product(x, weight[:out], tile)
         return [(parts.sum(0), gate), (product_triton.gated_product(x, weight, tile), F.silu(gate) * up)]
+
+    def single(self) -> list[tuple[Tensor, Tensor]]:
+        size, splits, d, heads = (
+            self.dice.choice([96, 130]),
+            self.dice.randint(0, 3),
+            self.dice.choice([16, 64]),
+            (6, 2),
+        )
+        parts = self.normal(splits, 1, size, dtype=torch.float32) if splits else None
+        stream, norm = single.Sum(self.normal(1, size), parts), self.normal(size)
+        tile = Tile(self.dice.choice([4, 8]), vector=True, norm=True)
+        weight = self.normal(160, size, scale=size**-0.5)
+        pairs = zip(
+            single_triton.norm_gated(stream, norm, 1e-6, weight, tile),
+            single.norm_gated(stream, norm, 1e-6, weight),
+            strict=True,
+        )
+        weight, pools = self.normal(10 * d, size, scale=size**-0.5), self.normal(2, 2, 40, d)
+        slots = torch.randperm(40, generator=self.generator, device=DEVICE)[:2]
+        turn = self.normal(10 * d), None, self.normal(1, 1, d), self.normal(1, 1, d), heads
+        own, plain = (single.Turn(*turn, Cache(*pool, slots)) for pool in pools)
+        got = single_triton.norm_heads(stream, norm, 1e-6, weight, own, tile)
+        expected = single.norm_heads(stream, norm, 1e-6, weight, plain)
+        return [*pairs, *zip(got, expected, strict=True), (pools[0, :, slots], pools[1, :, slots])]
 
     def epilogues(self) -> list[tuple[Tensor, Tensor]]:
         splits, rows, size = self.dice.randint(1, 6), self.dice.randint(1, 5), self.dice.choice([96, 130])

@@ -27,6 +27,9 @@ TILES = [
     Tile(64, 128, 2, warps=8),
     Tile(4, 128, 2, vector=True),
     Tile(8, 32, 1, vector=True, weight_first=False),
+    Tile(4, 64, 2, vector=True, ahead=True),
+    Tile(4, 32, 2, vector=True, unroll=2),
+    Tile(8, 512, 1, vector=True, ahead=True),  # more than there is
 ]
 
 

@@ -36,6 +36,12 @@ class Tile:
     """Without matrix units; for a single row."""
     gated: bool = False
     """For a matrix with gates, whose halves are read side by side."""
+    ahead: bool = False
+    """Whether a single row's program takes its first weights before its turn, which they do not depend on."""
+    unroll: int = 1
+    """For a single row, blocks that a program asks for at once."""
+    norm: bool = False
+    """Whether the norm in front of the product is a part of it (`kernels.single`); for a single row."""
 
 
 Table = dict[tuple[int, int, int], Tile]

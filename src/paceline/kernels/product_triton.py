@@ -31,7 +31,7 @@ def split_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
         x, weight, part, x.stride(0), weight.stride(0), rows, out, size,
         tile.splits, BLOCK_M=block_rows(rows, tile), BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
         EVEN=size % tile.block_k == 0, WEIGHT_FIRST=tile.weight_first,
-        PRECISION=_precision(x), **_launch(weight, tile),
+        PRECISION=_precision(x), AHEAD=tile.ahead and tile.vector, UNROLL=tile.unroll, **_launch(weight, tile),
     )  # fmt: skip
     return part
 
@@ -45,7 +45,7 @@ def gated_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
         x, weight, out, x.stride(0), weight.stride(0), rows, half, size,
         BLOCK_M=block_rows(rows, tile), BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
         EVEN=size % tile.block_k == 0, WEIGHT_FIRST=tile.weight_first, PRECISION=_precision(x),
-        **_launch(weight, tile),
+        UNROLL=tile.unroll, **_launch(weight, tile),
     )  # fmt: skip
     return out
 
@@ -86,7 +86,8 @@ def ahead_of_time(pointers):
 def _split(
     x, weight, part, x_stride, weight_stride, rows, out, size, splits,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    EVEN: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
+    EVEN: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
+    UNROLL: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
@@ -95,14 +96,27 @@ def _split(
     first = split * per_split * BLOCK_K
     last = tl.minimum(size, first + per_split * BLOCK_K)
     wide = tl.minimum(n, out - 1).to(tl.int64) * weight_stride  # columns behind the last are read again, not kept
+    if AHEAD:
+        k = first + tl.arange(0, BLOCK_K)
+        at = weight + wide[:, None] + k[None, :]
+        taken = tl.load(at, mask=(k < last)[None, :], other=0.0, eviction_policy="evict_first").to(tl.float32)
     if PDL:
-        _prefetch(weight, wide, first, last, LINES)
+        if not AHEAD:
+            _prefetch(weight, wide, first, last, LINES)
         gdc_launch_dependents()
         gdc_wait()
     m = tl.arange(0, BLOCK_M)
-    acc = _sum(x, weight, x_stride, wide, rows, first, last, BLOCK_M, BLOCK_N, BLOCK_K, EVEN, WEIGHT_FIRST, PRECISION)
+    if AHEAD:
+        lanes = taken * tl.load(x + k, mask=k < last, other=0.0).to(tl.float32)[None, :]
+        lanes = _lanes(lanes, x, weight, wide, first + BLOCK_K, last, BLOCK_K, EVEN, UNROLL)
+        acc = tl.sum(lanes, 1)[:, None]
+    else:
+        acc = _sum(
+            x, weight, x_stride, wide, rows, first, last,
+            BLOCK_M, BLOCK_N, BLOCK_K, EVEN, WEIGHT_FIRST, PRECISION, UNROLL,
+        )  # fmt: skip
     part += split.to(tl.int64) * rows * out
-    if WEIGHT_FIRST:
+    if WEIGHT_FIRST or AHEAD:
         to = part + m[None, :] * out + n[:, None]
         tl.store(to, acc, mask=(m < rows)[None, :] & (n < out)[:, None])
     else:
@@ -134,20 +148,26 @@ def _rows(pointers, there, EVEN: tl.constexpr):
 
 
 @triton.jit
+def _lanes(lanes, x, weight, wide, first, last, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, UNROLL: tl.constexpr):
+    """A single row times the rows of the weight that begin at `wide`, over the columns [first, last), not added up."""
+    for start in tl.range(first, last, BLOCK_K, loop_unroll_factor=UNROLL):
+        k = start + tl.arange(0, BLOCK_K)
+        w = _weights(weight + wide[:, None] + k[None, :], (k < last)[None, :], EVEN)
+        lanes += w.to(tl.float32) * _rows(x + k, k < last, EVEN).to(tl.float32)[None, :]
+    return lanes
+
+
+@triton.jit
 def _sum(
     x, weight, x_stride, wide, rows, first, last,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
-    WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """x times the rows of the weight that begin at `wide`, over the columns [first, last)."""
     row = tl.minimum(tl.arange(0, BLOCK_M), rows - 1) * x_stride
     if BLOCK_M == 1:
         lanes = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-        for start in range(first, last, BLOCK_K):
-            k = start + tl.arange(0, BLOCK_K)
-            w = _weights(weight + wide[:, None] + k[None, :], (k < last)[None, :], EVEN)
-            lanes += w.to(tl.float32) * _rows(x + k, k < last, EVEN).to(tl.float32)[None, :]
-        total = tl.sum(lanes, 1)
+        total = tl.sum(_lanes(lanes, x, weight, wide, first, last, BLOCK_K, EVEN, UNROLL), 1)
         if WEIGHT_FIRST:
             acc = total[:, None]
         else:
@@ -173,7 +193,8 @@ def _sum(
 def _gated(
     x, weight, out, x_stride, weight_stride, rows, half, size,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    EVEN: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
+    EVEN: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr,
+    UNROLL: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program makes the gates of its columns and what they gate in one loop, so both streams are read at once."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -189,7 +210,7 @@ def _gated(
     if BLOCK_M == 1:
         gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         ups = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-        for start in range(0, size, BLOCK_K):
+        for start in tl.range(0, size, BLOCK_K, loop_unroll_factor=UNROLL):
             k = start + tl.arange(0, BLOCK_K)
             at, there = wide[:, None] + k[None, :], (k < size)[None, :]
             g, u = _weights(weight + at, there, EVEN), _weights(below + at, there, EVEN)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from paceline.kernels.epilogue import Cache, HeadNorms, add_norm, turn_and_keep
+from paceline.kernels.epilogue import Cache, HeadNorms, turn_and_keep
 from paceline.kernels.fused import fuses
-from paceline.kernels.product import gated_product, split_product
+from paceline.kernels.product import split_product
+from paceline.kernels.single import Sum, Turn, norm_gated, norm_heads
 
 if TYPE_CHECKING:
     from paceline.model.decoder import Layer
@@ -38,26 +39,34 @@ def run_layers(
     layers: list[Layer], x: Tensor, cos: Tensor, sin: Tensor, attention: Any, norm: Tensor, taps: tuple[int, ...]
 ) -> tuple[Tensor, Tensor | None]:
     """x [N, hidden] -> the last layer's output, normed, and the features of the layers `taps`, if there are any."""
-    norms = [*(layer.input_norm for layer in layers), norm]
-    normed = torch.rms_norm(x, (x.shape[-1],), norms[0], layers[0].eps)
-    features = []
-    for layer, after in zip(layers, norms[1:], strict=True):
+    stream, features = Sum(x), []
+    for layer in layers:
+        x, heads = norm_heads(stream, layer.input_norm, layer.eps, layer.qkv, _turn(layer, cos, sin, attention))
         if layer.index in taps:
             features.append(x)
-        x, normed = run_layer(layer, x, normed, cos, sin, attention, after)
-    return normed, torch.cat(features, -1) if taps else None
+        stream = _behind_heads(layer, x, heads, attention)
+    return stream.normed(norm, layers[-1].eps)[1], torch.cat(features, -1) if taps else None
 
 
 def run_layer(
     layer: Layer, x: Tensor, normed: Tensor, cos: Tensor, sin: Tensor, attention: Any, norm: Tensor
 ) -> tuple[Tensor, Tensor]:
     """x [N, hidden] and what the layer reads of it -> its output, and that normed with what comes next."""
+    heads = turn_and_keep(split_product(normed, layer.qkv), *_turn(layer, cos, sin, attention))
+    return _behind_heads(layer, x, heads, attention).normed(norm, layer.eps)
+
+
+def _turn(layer: Layer, cos: Tensor, sin: Tensor, attention: Any) -> Turn:
     w: dict[str, Any] = layer._parameters
     norms = HeadNorms(w["q_norm"], w["k_norm"], layer.eps) if w["q_norm"] is not None else None
+    return Turn(w["qkv_bias"], norms, cos, sin, layer.qk_heads, attention.cache(layer.index))
+
+
+def _behind_heads(layer: Layer, x: Tensor, every: Tensor, attention: Any) -> Sum:
+    """Attention and what follows it, to where the layer's output is to be added up."""
+    w: dict[str, Any] = layer._parameters
     heads, kv_heads = layer.qk_heads
-    cache = attention.cache(layer.index)
-    every = turn_and_keep(split_product(normed, w["qkv"]), w["qkv_bias"], norms, cos, sin, layer.qk_heads, cache)
     mixed = attention.attend(layer.index, *every.split((heads, kv_heads, kv_heads), 1))
-    x, normed = add_norm(split_product(mixed, w["o"]), x, w["o_bias"], w["post_norm"], layer.eps)
-    hidden = gated_product(normed, w["gate_up"], w["gate_up_bias"])
-    return add_norm(split_product(hidden, w["down"]), x, w["down_bias"], norm, layer.eps)
+    stream = Sum(x, split_product(mixed, w["o"]), w["o_bias"])
+    x, hidden = norm_gated(stream, w["post_norm"], layer.eps, w["gate_up"], w["gate_up_bias"])
+    return Sum(x, split_product(hidden, w["down"]), w["down_bias"])

@@ -1,0 +1,163 @@
+"""The GPU form of `kernels.single`: every program adds up the row and makes its norm, which the cache has for all.
+
+A program's weights are all of its rows at once. Launched early, it takes them before its turn and has them when the row
+is ready.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from paceline.kernels.device import starts_early
+from paceline.kernels.product import Tile
+
+if TYPE_CHECKING:
+    from paceline.kernels.single import Sum, Turn
+
+
+def norm_heads(stream: Sum, norm: Tensor, eps: float, weight: Tensor, turn: Turn, tile: Tile) -> tuple[Tensor, Tensor]:
+    """As `kernels.single.norm_heads`, without norms of queries and keys."""
+    size, (heads, kv_heads), d = weight.shape[1], turn.heads, turn.cos.shape[-1]
+    every, half = heads + 2 * kv_heads, d // 2
+    pairs = min(tile.block_n, half & -half)  # a power of two that goes into half a head
+    x = torch.empty(1, size, dtype=stream.x.dtype, device=weight.device)
+    out = torch.empty(1, every, d, dtype=x.dtype, device=x.device)
+    early = starts_early(x.device)
+    _norm_heads[(every * half // pairs,)](
+        *_row(stream), norm, x, weight, turn.bias, turn.cos, turn.sin, out, *turn.cache, size, weight.stride(0), eps,
+        HEADS=heads, KV_HEADS=kv_heads, D=d, BIASED=turn.bias is not None, PAIRS=pairs, **_sizes(stream, size),
+        PDL=early, num_warps=tile.warps, launch_pdl=early,
+    )  # fmt: skip
+    return x, out
+
+
+def norm_gated(stream: Sum, norm: Tensor, eps: float, weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor]:
+    """As `kernels.single.norm_gated`, without a bias."""
+    half, size = weight.shape[0] // 2, weight.shape[1]
+    x = torch.empty(1, size, dtype=stream.x.dtype, device=weight.device)
+    out = torch.empty(1, half, dtype=x.dtype, device=x.device)
+    early = starts_early(x.device)
+    _norm_gated[(triton.cdiv(half, tile.block_n),)](
+        *_row(stream), norm, x, weight, out, half, size, weight.stride(0), eps,
+        BLOCK_N=tile.block_n, **_sizes(stream, size), PDL=early, num_warps=tile.warps, launch_pdl=early,
+    )  # fmt: skip
+    return x, out
+
+
+def _row(stream: Sum) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    return stream.x, stream.parts, stream.bias
+
+
+def _sizes(stream: Sum, size: int) -> dict[str, int | bool]:
+    splits = 0 if stream.parts is None else len(stream.parts)
+    return {"SPLITS": splits, "ADDED": stream.bias is not None, "BLOCK": triton.next_power_of_2(size)}
+
+
+@triton.jit
+def _normed(
+    residual, parts, added, scale, x, size, eps,
+    SPLITS: tl.constexpr, ADDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The row's norm as float32 [BLOCK], rounded where the plain form rounds; the first program leaves the row in x."""
+    i = tl.arange(0, BLOCK)
+    there = i < size
+    total = tl.load(residual + i, mask=there, other=0.0).to(tl.float32)
+    if SPLITS > 0:
+        part = tl.zeros([BLOCK], tl.float32)
+        for s in tl.static_range(SPLITS):
+            part += tl.load(parts + s * size + i, mask=there, other=0.0).to(tl.float32)
+        total += part
+    if ADDED:
+        total += tl.load(added + i, mask=there, other=0.0).to(tl.float32)
+    kind = x.dtype.element_ty
+    value = total.to(kind)
+    if tl.program_id(0) == 0:
+        tl.store(x + i, value, mask=there)
+    value = value.to(tl.float32)
+    root = tl.rsqrt(tl.sum(value * value, 0) / size + eps)
+    return (value * root * scale).to(kind).to(tl.float32)
+
+
+@triton.jit
+def _taken(weight, row, size, BLOCK: tl.constexpr):
+    """Whole rows of a weight, which are read once."""
+    i = tl.arange(0, BLOCK)
+    there = (i < size)[None, :]
+    return tl.load(weight + row[:, None] + i[None, :], mask=there, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _times(weights, normed):
+    return tl.sum(weights.to(tl.float32) * normed[None, :], 1)
+
+
+@triton.jit
+def _norm_heads(
+    residual, parts, added, norm, x, weight, bias, cos, sin, out, k_rows, v_rows, slots, size, weight_stride, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BIASED: tl.constexpr, PAIRS: tl.constexpr,
+    SPLITS: tl.constexpr, ADDED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A program makes numbers of a head and those half a head further, which are turned with them."""
+    half: tl.constexpr = D // 2
+    head = tl.program_id(0) * PAIRS // half
+    dim = tl.program_id(0) * PAIRS % half + tl.arange(0, PAIRS)
+    place = head * D + dim
+    wide = place.to(tl.int64) * weight_stride
+    near = _taken(weight, wide, size, BLOCK)
+    far = _taken(weight + half * weight_stride, wide, size, BLOCK)
+    i = tl.arange(0, BLOCK)
+    scale = tl.load(norm + i, mask=i < size, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    normed = _normed(residual, parts, added, scale, x, size, eps, SPLITS, ADDED, BLOCK)
+    first, second = _times(near, normed), _times(far, normed)
+    if BIASED:
+        first += tl.load(bias + place).to(tl.float32)
+        second += tl.load(bias + place + half).to(tl.float32)
+    kind = out.dtype.element_ty
+    first, second = first.to(kind), second.to(kind)
+    a, b = first.to(tl.float32), second.to(tl.float32)
+    turned_a = (a * tl.load(cos + dim).to(tl.float32)).to(kind).to(tl.float32) + b * tl.load(sin + dim).to(tl.float32)
+    turned_b = (b * tl.load(cos + dim + half).to(tl.float32)).to(kind).to(tl.float32)
+    turned_b += a * tl.load(sin + dim + half).to(tl.float32)
+    turns = head < HEADS + KV_HEADS
+    first, second = tl.where(turns, turned_a.to(kind), first), tl.where(turns, turned_b.to(kind), second)
+    tl.store(out + place, first)
+    tl.store(out + place + half, second)
+    if head >= HEADS:
+        which = (head - HEADS) % KV_HEADS
+        to = tl.load(slots + which) * D + dim
+        if turns:
+            tl.store(k_rows + to, first)
+            tl.store(k_rows + to + half, second)
+        else:
+            tl.store(v_rows + to, first)
+            tl.store(v_rows + to + half, second)
+
+
+@triton.jit
+def _norm_gated(
+    residual, parts, added, norm, x, weight, out, half, size, weight_stride, eps,
+    BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, ADDED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    wide = tl.minimum(n, half - 1).to(tl.int64) * weight_stride
+    gates = _taken(weight, wide, size, BLOCK)
+    ups = _taken(weight + half.to(tl.int64) * weight_stride, wide, size, BLOCK)
+    i = tl.arange(0, BLOCK)
+    scale = tl.load(norm + i, mask=i < size, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    normed = _normed(residual, parts, added, scale, x, size, eps, SPLITS, ADDED, BLOCK)
+    kind = out.dtype.element_ty
+    gate, up = _times(gates, normed).to(kind).to(tl.float32), _times(ups, normed).to(kind).to(tl.float32)
+    value = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32) * up
+    tl.store(out + n, value.to(kind), mask=n < half)

@@ -1,0 +1,80 @@
+"""A norm that is part of the product behind it: the same as one after the other, over random shapes."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.kernels import product, single
+from paceline.kernels.epilogue import Cache
+from paceline.kernels.product import Tile
+from paceline.kernels.single import Sum, Turn
+
+from .test_product import near, on, random
+
+quick = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+streams = {"seed": st.integers(0, 10**6), "splits": st.integers(0, 4), "size": st.sampled_from([32, 72, 256])}
+
+
+def stream(seed, dtype, splits, size, added) -> Sum:
+    parts = random(seed, torch.float32, splits, 1, size) if splits else None
+    return Sum(random(seed + 1, dtype, 1, size), parts, random(seed + 2, dtype, size) if added and splits else None)
+
+
+def move(x, device):
+    if isinstance(x, torch.Tensor):
+        return x.to(device, copy=True)
+    moved = (move(part, device) for part in x) if isinstance(x, tuple) else None
+    return x if moved is None else type(x)(*moved) if hasattr(x, "_fields") else tuple(moved)
+
+
+@on
+@given(
+    **streams,
+    added=st.booleans(),
+    biased=st.booleans(),
+    heads=st.sampled_from([(1, 1), (6, 2), (7, 1)]),
+    d=st.sampled_from([16, 24, 64]),
+    pairs=st.sampled_from([2, 8, 64]),
+)
+@quick
+def test_norm_heads(device, dtype, seed, splits, size, added, biased, heads, d, pairs):
+    from paceline.kernels.single_triton import norm_heads
+
+    every = heads[0] + 2 * heads[1]
+    weight = random(seed + 3, dtype, every * d, size, scale=size**-0.5)
+    slots = torch.randperm(20 * heads[1], generator=torch.Generator().manual_seed(seed))[: heads[1]]
+    cache = Cache(random(seed + 4, dtype, 20 * heads[1], d), random(seed + 5, dtype, 20 * heads[1], d), slots)
+    cos, sin = random(seed + 6, dtype, 1, 1, d), random(seed + 7, dtype, 1, 1, d)
+    turn = Turn(random(seed + 8, dtype, every * d) if biased else None, None, cos, sin, heads, cache)
+    given = stream(seed, dtype, splits, size, added), random(seed + 9, dtype, size), 1e-5, weight, turn
+    mine, plain = move(given, device), move(given, "cpu")
+    got, expected = norm_heads(*mine, Tile(pairs, vector=True, norm=True)), single.norm_heads(*plain)
+    for a, b in zip((*got, *mine[-1].cache[:2]), (*expected, *plain[-1].cache[:2]), strict=True):
+        near(a, b, dtype)
+
+
+@on
+@given(**streams, added=st.booleans(), half=st.sampled_from([16, 50, 128]), block_n=st.sampled_from([2, 8, 32]))
+@quick
+def test_norm_gated(device, dtype, seed, splits, size, added, half, block_n):
+    from paceline.kernels.single_triton import norm_gated
+
+    weight = random(seed + 3, dtype, 2 * half, size, scale=size**-0.5)
+    given = stream(seed, dtype, splits, size, added), random(seed + 4, dtype, size), 1e-5, weight
+    got = norm_gated(*move(given, device), Tile(block_n, vector=True, norm=True))
+    for a, b in zip(got, single.norm_gated(*given), strict=True):
+        near(a, b, dtype)
+
+
+def test_only_a_single_row_takes_its_norm_along(monkeypatch):
+    """And only where the table says so."""
+    calls = []
+    monkeypatch.setattr(single, "has_kernels", lambda x: True)
+    monkeypatch.setattr(product, "_known", lambda device: True)
+    weight = torch.empty(64, 32, dtype=torch.bfloat16)
+    for tile, rows in ((Tile(4, norm=True), 1), (Tile(4, norm=True), 2), (Tile(4), 1)):
+        monkeypatch.setattr(product, "TILES", {(1, 64, 32): tile, (8, 64, 32): tile})
+        calls.append(single._tile(torch.empty(rows, 32), weight))
+    assert calls == [Tile(4, norm=True), None, None]
