@@ -131,7 +131,7 @@ def walk(runner: Runner, names: list[str]) -> None:
     for batch in runner.ladder:
         runner._decode(batch, False, -1)
         runner.neural.catch_up(batch, runner.neural.long)
-        for strategy in default_strategies(names)[1:]:
+        for strategy in [s for s in default_strategies(names)[1:] if s.fits(batch)]:
             if strategy.drafter == NEURAL:
                 runner._propose(batch, strategy)
             runner._verify(batch, False, strategy.nodes, strategy.depth, strategy.chain)

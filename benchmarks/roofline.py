@@ -387,7 +387,7 @@ def capture_all(model: Decoder, most: int) -> dict[str, Any]:
     for batch in runner.ladder:
         bench.seat(batch, context)
         bench.time(bench.decode(batch))
-        for strategy in strategies[1:]:
+        for strategy in [s for s in strategies[1:] if s.fits(batch)]:
             if strategy.drafter == NEURAL:
                 bench.time(bench.draft(batch, strategy))
                 bench.end_draft(batch, strategy)

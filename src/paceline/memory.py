@@ -132,7 +132,8 @@ def plan_memory(config: Config, shape: DecoderConfig, room: Room, workers: int =
     filling = min(r.prefill_tokens, r.prompts * longest) * _layer_floats(shape) * dtype.itemsize
     parts["passes"] = max(learning, stepping, filling)
 
-    rows = batch * (1 + max((s.nodes for s in _strategies(config, drafter is not None)), default=0))
+    checked = [s.most_rows(batch) for s in _strategies(config, drafter is not None)]
+    rows = max(checked, default=batch)
     graphs = int(config.speculation.graph_memory_gb * 1e9) if config.speculation.graph_memory_gb else GRAPHS
     racing = rows * shape.vocab_size * RACE_BYTES
     parts["graphs"] = engines * min(graphs, racing + 2**28) if room.cuda and r.cuda_graphs else engines * racing

@@ -99,3 +99,14 @@ def test_state_survives_as_json():
 def test_without_drafters_there_is_nothing_to_choose():
     tuner = Tuner([PLAIN], 8)
     assert {tuner.choose(b) for b in range(1, 9)} == {PLAIN}
+
+
+def test_trees_are_for_few_texts():
+    """However well they would do: beyond so many tokens to check, they are not even looked at."""
+    tree = Strategy.parse("neural:8x4/24")
+    assert [tree.fits(batch) for batch in (1, 20, 21)] == [True, True, False] and Strategy.parse("neural:7").fits(10**6)
+    assert [tree.most_rows(batch) for batch in (4, 20, 256)] == [100, 500, 500] and PLAIN.most_rows(256) == 256
+    tuner = Tuner([PLAIN, tree], 64)
+    machine = Machine({"neural": 0.95}, knee=10**6)  # where checking more costs nothing
+    assert all(machine.round(tuner, 64).plain for _ in range(300))
+    assert sum(machine.round(tuner, 12) == tree for _ in range(200)) > 150

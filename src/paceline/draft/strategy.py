@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from paceline.errors import UserError
 
+TREE_ROWS = (
+    512  # tokens of all texts together that trees are checked for: beyond, computing is what costs, and chains win
+)
 MAX_NODES = 63  # a tree's visibility is a 64-bit mask, whose first bit is the token that was written last
 _FORM = re.compile(r"(?P<drafter>[a-z_]+):(?P<depth>\d+)(x(?P<width>\d+))?(/(?P<nodes>\d+))?(?P<calm>~)?")
 
@@ -56,6 +59,14 @@ class Strategy:
         """Places behind the context that checking writes to, the last token's included."""
         return 1 + self.nodes
 
+    def fits(self, batch: int) -> bool:
+        """Whether it may pay for so many texts."""
+        return self.chain or batch * self.places <= TREE_ROWS
+
+    def most_rows(self, batch: int) -> int:
+        """Tokens that a pass checks at most, where so many texts run at most."""
+        return batch * self.places if self.chain else min(batch, TREE_ROWS // self.places) * self.places
+
     @functools.cached_property
     def family(self) -> str:
         """Strategies of a family differ only in depth, so what is learned about one tells about the others."""
@@ -74,8 +85,9 @@ PLAIN = Strategy()
 NEURAL = "neural"  # the drafter that lives on the device
 DEFAULTS = {
     "suffix": ("suffix:3", "suffix:8", "suffix:6x3/12"),
-    "neural": ("neural:2", "neural:3", "neural:5", "neural:7", "neural:10", "neural:4x3/8", "neural:6x4/16"),
-}
+    "neural": ("neural:2", "neural:3", "neural:5", "neural:7", "neural:10",
+               "neural:4x3/8", "neural:6x4/16", "neural:8x4/24"),
+}  # fmt: skip
 
 
 def default_strategies(drafters: list[str]) -> list[Strategy]:

@@ -124,13 +124,14 @@ class Tuner:
         if len(self.strategies) == 1 or not self._costs[PLAIN]:
             return Decision(size, PLAIN)  # what all others are compared with
         self._prospect = self._ask()
-        best = max(self.strategies, key=lambda s: self._speed(size, s) * (1.0 if s.plain else MARGIN))
+        fitting = [s for s in self.strategies if s.fits(size)]
+        best = max(fitting, key=lambda s: self._speed(size, s) * (1.0 if s.plain else MARGIN))
         if not best.plain and self._in_doubt(size, best):
             return Decision(size, PLAIN)
         if not self._sure(size, best):
             return Decision(size, best)
         # First things first: others are looked at once the best is known.
-        other = self._worth_a_look(size, best)
+        other = self._worth_a_look(size, best, fitting)
         return Decision(size, best, HOLD) if other is None else Decision(size, other, exploring=True)
 
     def observe(
@@ -235,7 +236,7 @@ class Tuner:
     def tokens(self, strategy: Strategy) -> float:
         return self._acceptance[strategy.family].tokens(strategy.depth)
 
-    def _worth_a_look(self, size: int, best: Strategy) -> Strategy | None:
+    def _worth_a_look(self, size: int, best: Strategy, fitting: list[Strategy]) -> Strategy | None:
         """Of those not tried for a while at this size, the one that was fastest in its best time; every second look
         goes to the one that has waited longest, so that what was never good gets its chance too. What costs much more
         than a plain round has to wait until the budget has time for it."""
@@ -254,7 +255,7 @@ class Tuner:
             hopeless = self._speed(size, s, 1 + s.depth) < self._speed(size, best)
             return age(s) >= PATIENCE * (SELDOM if hopeless else 1)
 
-        stale = [s for s in self.strategies if s != best and self._cost(size, s) + self._entry(s) <= most and due(s)]
+        stale = [s for s in fitting if s != best and self._cost(size, s) + self._entry(s) <= most and due(s)]
         if not stale:
             return None
         self._looks += 1
