@@ -8,7 +8,8 @@ Kernels that start early overlap with those before them, so what is quickest alo
 matrix of a layer in turn is given every tile that may be worth it, in a graph of the engine's own pass on random
 weights; a tile that makes the pass quicker than the best so far, both measured in turns, stays. For one row the pass is
 a decode step, and tiles may take the norm in front of them along; for eight it is both a check of eight tokens of one
-request and a step of eight. The table that is written is the shipped one with what was found. The last line is JSON.
+request and a step of eight. How attention is cut up is looked at last. The table that is written is the shipped one
+with what was found; cuts are printed, and belong into kernels/paged_attention_triton.py. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -25,17 +26,20 @@ import torch
 
 import roofline
 import tune_products
+from paceline.kernels import paged_attention_triton as attention
 from paceline.kernels import product, single, single_triton
 from paceline.kernels.device import processors
 from paceline.kernels.epilogue import Cache
+from paceline.kernels.paged_attention_triton import Cut
 from paceline.kernels.product import Table, Tile
 from paceline.kernels.single import Sum, Turn
 from paceline.model import DecoderConfig
 from roofline import Bench, Clock, TimedGraphs, chain, config_of, make_model, pages_for
 
-Key = tuple[int, int, int]
-Timer = Callable[[Table, Table], tuple[float, float]]
-"""Milliseconds of a pass with one table and with another, measured in turns."""
+Ways = dict[Any, Tile | Cut]
+"""Tiles by rows, out and in, and cuts by the queries of a program."""
+Timer = Callable[[Ways, Ways], tuple[float, float]]
+"""Milliseconds of a pass done in one way and in another, measured in turns."""
 CLEARLY = 0.998  # of the time before: what a tile must stay below
 # For a single row. block_n and warps of products that take their norm along, with all of a row at once.
 NORMED = [(2, 4), (4, 4), (4, 8), (8, 8), (16, 16)]
@@ -70,6 +74,13 @@ def candidates(part: str, rows: int, out: int, size: int, most: int) -> list[Til
     return found
 
 
+def cuts(width: int) -> list[Cut]:
+    """For programs with so many queries."""
+    now = attention.CUTS[width]
+    some = [replace(now, block_n=n, waves=w) for n in (32, 64, 128) for w in (1, 2, 3)] + [replace(now, most_splits=16)]
+    return [replace(c, ahead=ahead) for ahead in (True, False) for c in some]
+
+
 def try_normed(config: DecoderConfig, part: str, tile: Tile) -> str | None:
     """Compile a kernel that takes its norm along by using it -> what is wrong with it."""
     (out, size), heads, d = matrices(config)[part], (config.heads, config.kv_heads), config.head_dim
@@ -84,36 +95,39 @@ def try_normed(config: DecoderConfig, part: str, tile: Tile) -> str | None:
     return tune_products.compare(lambda: single_triton.norm_heads(stream, norm, 1e-6, weight, turn, tile)[1], expected)
 
 
-def descend(table: Table, tried: Iterator[tuple[str, Key, Tile]], timer: Timer) -> tuple[Table, list[dict[str, Any]]]:
-    """Put tiles into the table one by one and keep those that pay -> the table, and what each of them took."""
+def descend(
+    ways: Ways, tried: Iterator[tuple[str, Any, Tile | Cut]], timer: Timer
+) -> tuple[Ways, list[dict[str, Any]]]:
+    """Change one way after the other and keep what pays -> the ways, and what each change took."""
     log = []
-    for part, key, tile in tried:
-        if table.get(key) == tile:
+    for part, key, way in tried:
+        if ways.get(key) == way:
             continue
-        other = table | {key: tile}
-        before, after = timer(table, other)
-        kept = after < CLEARLY * before
-        log.append({"part": part, "tile": asdict(tile), "before_ms": round(before, 4), "after_ms": round(after, 4)})
-        if kept:
-            print(f"{part:<8} {before:.4f} -> {after:.4f} ms  {short(tile)}", flush=True)
-            table = other
-    return table, log
+        other = ways | {key: way}
+        before, after = timer(ways, other)
+        log.append({"part": part, "way": asdict(way), "before_ms": round(before, 4), "after_ms": round(after, 4)})
+        if after < CLEARLY * before:
+            print(f"{part:<8} {before:.4f} -> {after:.4f} ms  {short(way)}", flush=True)
+            ways = other
+    return ways, log
 
 
-def short(tile: Tile) -> str:
+def short(tile: Tile | Cut) -> str:
+    if isinstance(tile, Cut):
+        return f"{tune_products._cut(tile)}{' ahead' if tile.ahead else ''}"
     extra = [name for name in ("norm", "ahead") if getattr(tile, name)] + [f"x{tile.unroll}"] * (tile.unroll > 1)
     return " ".join([tune_products._short(tile), *extra])
 
 
 class Steps:
-    """Two engines on the same weights: one keeps the graphs of the best table so far, one captures the next."""
+    """Two engines on the same weights: one keeps the graphs of the best way so far, one captures the next."""
 
     def __init__(self, geometry: str, rows: int, context: int, device: torch.device, repeat: int):
         self.clock, self.rows = Clock(device, repeat), rows
         self.model = make_model(config_of(geometry, context + roofline.ROOM), device)
         pages = pages_for(rows, context)
         self.benches = [Bench(self.model, self.clock, rows, context + roofline.ROOM, pages) for _ in range(2)]
-        self.tables: list[Table | None] = [None, None]
+        self.ways: list[Ways] = [{}, {}]
         for bench in self.benches:
             bench.seat(rows, context)
 
@@ -121,32 +135,37 @@ class Steps:
         works = [bench.decode(self.rows)]
         return works if self.rows == 1 else [*works, bench.verify(1, chain(self.rows))]
 
-    def __call__(self, table: Table, other: Table) -> tuple[float, float]:
-        if table != self.tables[0]:
+    def __call__(self, ways: Ways, other: Ways) -> tuple[float, float]:
+        if ways != self.ways[0]:
             self.benches.reverse()  # what was just tried is the best now
-            self.tables.reverse()
-        for i, wanted in enumerate((table, other)):
-            if self.tables[i] != wanted:
-                engine = self.benches[i].engine
-                if engine.graphs is not None:
-                    engine.graphs = engine.runner.graphs = TimedGraphs(self.clock)
-                self.tables[i] = wanted
-        times = []
-        for i, bench in enumerate(self.benches):
-            product.TILES = self.tables[i] or {}
+            self.ways.reverse()
+        works = []
+        for i, wanted in enumerate((ways, other)):
+            bench = self.benches[i]
+            if self.ways[i] != wanted and bench.engine.graphs is not None:
+                bench.engine.graphs = bench.engine.runner.graphs = TimedGraphs(self.clock)
+            self.ways[i] = wanted
+            apply(wanted)
+            works += self.works(bench)
             for work in self.works(bench):
-                work()  # captured with the table that stands
-            times.append(self.works(bench))
-        mine, theirs = times
-        taken = self.clock.measure(*mine, *theirs)
-        half = len(mine)
+                work()  # captured as it is to be done
+        taken, half = self.clock.measure(*works), len(works) // 2
         return sum(t[0] for t in taken[:half]), sum(t[0] for t in taken[half:])
+
+
+def apply(ways: Ways) -> None:
+    product.TILES = tiles_of(ways)
+    attention.CUTS = {key: way for key, way in ways.items() if isinstance(way, Cut)}
+
+
+def tiles_of(ways: Ways) -> Table:
+    return {key: way for key, way in ways.items() if isinstance(way, Tile)}
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    started, shipped = time.perf_counter(), product.TILES
+    started, shipped = time.perf_counter(), product.TILES | attention.CUTS
     config = config_of(args.geometry, args.context + roofline.ROOM)
     shapes, most = matrices(config), processors(device)
     every = [
@@ -168,24 +187,29 @@ def main(argv: list[str] | None = None) -> None:
             print(f"left out  {part} {short(tile)}: {fault(part, tile)}")
     print(f"{len(fine)} tiles to try, compiled in {time.perf_counter() - started:.0f} s", flush=True)
 
-    def in_time() -> Iterator[tuple[str, Key, Tile]]:
-        for n, one in enumerate(fine):
+    group = config.heads // config.kv_heads
+    widths = sorted({max(16, 1 << (n * group - 1).bit_length()) for n in (1, args.rows)} & attention.CUTS.keys())
+    some = [(f"cut {width}", width, cut) for width in widths for cut in cuts(width)]
+
+    def in_time() -> Iterator[tuple[str, Any, Tile | Cut]]:
+        for n, one in enumerate([*fine, *some]):
             if time.perf_counter() - started > args.seconds:
-                print(f"out of time: {len(fine) - n} tiles were not tried")
+                print(f"out of time: {len(fine) + len(some) - n} ways were not tried")
                 return
             yield one
 
     with torch.inference_mode():
         steps = Steps(args.geometry, args.rows, args.context, device, args.repeat)
-        table, log = descend(shipped, in_time(), steps)
-        before, after = steps(shipped, table)
-    product.TILES = shipped
-    print(f"{args.geometry}, {args.rows} row(s): {before:.4f} -> {after:.4f} ms, {len(log)} tiles tried")
+        ways, log = descend(shipped, in_time(), steps)
+        before, after = steps(shipped, ways)
+    apply(shipped)
+    print(f"{args.geometry}, {args.rows} row(s): {before:.4f} -> {after:.4f} ms, {len(log)} ways tried")
     if args.out:
-        write(table, Path(args.out), device)
-    found = {part: asdict(table[key]) for part, shape in shapes.items() if (key := (args.rows, *shape)) in table}
+        write(tiles_of(ways), Path(args.out), device)
+    found = {part: asdict(ways[key]) for part, shape in shapes.items() if (key := (args.rows, *shape)) in ways}
+    found |= {f"cut {width}": asdict(ways[width]) for width in widths}
     result = {"geometry": args.geometry, "rows": args.rows, "before_ms": round(before, 4), "after_ms": round(after, 4)}
-    print(json.dumps(result | {"tiles": found, "tried": log}))
+    print(json.dumps(result | {"found": found, "tried": log}))
 
 
 def write(table: Table, file: Path, device: torch.device) -> None:

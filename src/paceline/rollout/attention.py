@@ -63,4 +63,5 @@ class DecodeAttention:
         from paceline.kernels.paged_attention_triton import paged_attention
 
         q = q.unflatten(0, (-1, self.new))
-        return paged_attention(q, k_pool, v_pool, self.table, self.context, self.tree).flatten(2).flatten(0, 1)
+        args = q, k_pool, v_pool, self.table, self.context, self.tree
+        return paged_attention(*args, settled=True).flatten(2).flatten(0, 1)
