@@ -66,7 +66,6 @@ def candidates(part: str, rows: int, out: int, size: int, most: int) -> list[Til
         found = tune_products.tiles(rows, gated)
     else:
         found = [Tile(n, 256 * w, 1, w, vector=True, gated=gated, unroll=u) for n, w, u in PLAIN]
-        found += [] if gated else [replace(t, ahead=True) for t in found]
     found = [t for t in found if size % t.block_k == 0]
     found = [replace(t, splits=s) for t in found for s in tune_products.splits_for(t, out, size, most)[:3]]
     if rows == 1 and part in ("qkv", "gate_up"):
@@ -96,13 +95,17 @@ def try_normed(config: DecoderConfig, part: str, tile: Tile) -> str | None:
 
 
 def descend(
-    ways: Ways, tried: Iterator[tuple[str, Any, Tile | Cut]], timer: Timer
+    ways: Ways, tried: Iterator[tuple[str, Any, Tile | Cut | None]], timer: Timer
 ) -> tuple[Ways, list[dict[str, Any]]]:
-    """Change one way after the other and keep what pays -> the ways, and what each change took."""
+    """Change one way after the other and keep what pays -> the ways, and what each change took. Nothing for a way is
+    the one that stands, which begins before its turn."""
     log = []
     for part, key, way in tried:
-        if ways.get(key) == way:
+        way = way or (replace(ways[key], ahead=True) if key in ways else None)
+        if way is None or ways.get(key) == way:
             continue
+        if isinstance(way, Tile) and way.ahead and (way.norm or not way.weight_first):
+            continue  # which begins before its turn anyway, or cannot
         other = ways | {key: way}
         before, after = timer(ways, other)
         log.append({"part": part, "way": asdict(way), "before_ms": round(before, 4), "after_ms": round(after, 4)})
@@ -191,10 +194,13 @@ def main(argv: list[str] | None = None) -> None:
     widths = sorted({max(16, 1 << (n * group - 1).bit_length()) for n in (1, args.rows)} & attention.CUTS.keys())
     some = [(f"cut {width}", width, cut) for width in widths for cut in cuts(width)]
 
-    def in_time() -> Iterator[tuple[str, Any, Tile | Cut]]:
-        for n, one in enumerate([*fine, *some]):
+    early = [(part, (args.rows, *shape), None) for part, shape in shapes.items() if part != "gate_up"]
+
+    def in_time() -> Iterator[tuple[str, Any, Tile | Cut | None]]:
+        every = [*fine, *early, *some]
+        for n, one in enumerate(every):
             if time.perf_counter() - started > args.seconds:
-                print(f"out of time: {len(fine) + len(some) - n} ways were not tried")
+                print(f"out of time: {len(every) - n} ways were not tried")
                 return
             yield one
 

@@ -33,10 +33,14 @@ def test_what_is_tried(tune, rows):
 def test_what_pays_stays(tune):
     cost = {Tile(1): 1.0, Tile(2): 0.9, Tile(3): 0.95, Tile(4): 0.8985, Tile(5): 0.5}
     timer = lambda a, b: tuple(sum(cost[t] for t in table.values()) for table in (a, b))  # noqa: E731
-    tried = [("o", (1, 8, 8), Tile(n)) for n in (1, 2, 3, 4)] + [("down", (1, 8, 9), Tile(5))]
-    table, log = tune.descend({(1, 8, 8): Tile(1), (1, 8, 9): Tile(1)}, iter(tried), timer)
-    assert table == {(1, 8, 8): Tile(2), (1, 8, 9): Tile(5)}, "a gain that may be chance is none"
-    assert len(log) == 4, "what is there already is not tried"
+    cost |= {Tile(5, ahead=True): 0.4}
+    tried = [("o", (1, 8, 8), Tile(n)) for n in (1, 2, 3, 4)] + [
+        ("down", (1, 8, 9), Tile(5)),
+        ("down", (1, 8, 9), None),
+    ]
+    ways, log = tune.descend({(1, 8, 8): Tile(1), (1, 8, 9): Tile(1)}, iter(tried), timer)
+    assert ways == {(1, 8, 8): Tile(2), (1, 8, 9): Tile(5, ahead=True)}, "a gain that may be chance is none"
+    assert len(log) == 5, "what is there already is not tried"
 
 
 def test_a_small_run(tune, tmp_path, monkeypatch, capsys):

@@ -37,9 +37,10 @@ class Tile:
     gated: bool = False
     """For a matrix with gates, whose halves are read side by side."""
     ahead: bool = False
-    """Whether a single row's program takes its first weights before its turn, which they do not depend on."""
+    """Whether a program takes its first weights before its turn, which they do not depend on; for weights that are the
+    first operand, and not for gates."""
     unroll: int = 1
-    """For a single row, blocks that a program asks for at once."""
+    """For a single row, blocks of weights that a program asks for at once."""
     norm: bool = False
     """Whether the norm in front of the product is a part of it (`kernels.single`); for a single row."""
 

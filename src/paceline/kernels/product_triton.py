@@ -31,7 +31,7 @@ def split_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
         x, weight, part, x.stride(0), weight.stride(0), rows, out, size,
         tile.splits, BLOCK_M=block_rows(rows, tile), BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
         EVEN=size % tile.block_k == 0, WEIGHT_FIRST=tile.weight_first,
-        PRECISION=_precision(x), AHEAD=tile.ahead and tile.vector, UNROLL=tile.unroll, **_launch(weight, tile),
+        PRECISION=_precision(x), AHEAD=tile.ahead, UNROLL=tile.unroll, **_launch(weight, tile),
     )  # fmt: skip
     return part
 
@@ -99,24 +99,33 @@ def _split(
     if AHEAD:
         k = first + tl.arange(0, BLOCK_K)
         at = weight + wide[:, None] + k[None, :]
-        taken = tl.load(at, mask=(k < last)[None, :], other=0.0, eviction_policy="evict_first").to(tl.float32)
+        taken = tl.load(at, mask=(k < last)[None, :], other=0.0, eviction_policy="evict_first")
     if PDL:
         if not AHEAD:
             _prefetch(weight, wide, first, last, LINES)
         gdc_launch_dependents()
         gdc_wait()
     m = tl.arange(0, BLOCK_M)
-    if AHEAD:
-        lanes = taken * tl.load(x + k, mask=k < last, other=0.0).to(tl.float32)[None, :]
-        lanes = _lanes(lanes, x, weight, wide, first + BLOCK_K, last, BLOCK_K, EVEN, UNROLL)
-        acc = tl.sum(lanes, 1)[:, None]
+    row = tl.minimum(m, rows - 1) * x_stride
+    begin = first
+    if BLOCK_M == 1:
+        lanes = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+        if AHEAD:
+            lanes = taken.to(tl.float32) * tl.load(x + k, mask=k < last, other=0.0).to(tl.float32)[None, :]
+            begin += BLOCK_K
+        acc = tl.sum(_lanes(lanes, x, weight, wide, begin, last, BLOCK_K, EVEN, UNROLL), 1)[:, None]
     else:
-        acc = _sum(
-            x, weight, x_stride, wide, rows, first, last,
-            BLOCK_M, BLOCK_N, BLOCK_K, EVEN, WEIGHT_FIRST, PRECISION, UNROLL,
-        )  # fmt: skip
+        if WEIGHT_FIRST:
+            acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        else:
+            acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        if AHEAD:
+            a = tl.load(x + row[None, :] + k[:, None], mask=(k < last)[:, None], other=0.0)
+            acc = tl.dot(taken, a, acc, input_precision=PRECISION)
+            begin += BLOCK_K
+        acc = _sum(acc, x, weight, row, wide, begin, last, BLOCK_K, EVEN, WEIGHT_FIRST, PRECISION)
     part += split.to(tl.int64) * rows * out
-    if WEIGHT_FIRST or AHEAD:
+    if WEIGHT_FIRST or BLOCK_M == 1:
         to = part + m[None, :] * out + n[:, None]
         tl.store(to, acc, mask=(m < rows)[None, :] & (n < out)[:, None])
     else:
@@ -159,30 +168,17 @@ def _lanes(lanes, x, weight, wide, first, last, BLOCK_K: tl.constexpr, EVEN: tl.
 
 @triton.jit
 def _sum(
-    x, weight, x_stride, wide, rows, first, last,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
-    WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr, UNROLL: tl.constexpr,
+    acc, x, weight, row, wide, first, last,
+    BLOCK_K: tl.constexpr, EVEN: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """x times the rows of the weight that begin at `wide`, over the columns [first, last)."""
-    row = tl.minimum(tl.arange(0, BLOCK_M), rows - 1) * x_stride
-    if BLOCK_M == 1:
-        lanes = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-        total = tl.sum(_lanes(lanes, x, weight, wide, first, last, BLOCK_K, EVEN, UNROLL), 1)
+    """The rows of x times those of the weight that begin at `wide`, over the columns [first, last), added to `acc`."""
+    for start in range(first, last, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
         if WEIGHT_FIRST:
-            acc = total[:, None]
-        else:
-            acc = total[None, :]
-    elif WEIGHT_FIRST:
-        acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        for start in range(first, last, BLOCK_K):
-            k = start + tl.arange(0, BLOCK_K)
             w = _weights(weight + wide[:, None] + k[None, :], (k < last)[None, :], EVEN)
             a = _rows(x + row[None, :] + k[:, None], (k < last)[:, None], EVEN)
             acc = tl.dot(w, a, acc, input_precision=PRECISION)
-    else:
-        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for start in range(first, last, BLOCK_K):
-            k = start + tl.arange(0, BLOCK_K)
+        else:
             w = _weights(weight + wide[None, :] + k[:, None], (k < last)[:, None], EVEN)
             a = _rows(x + row[:, None] + k[None, :], (k < last)[None, :], EVEN)
             acc = tl.dot(a, w, acc, input_precision=PRECISION)
