@@ -337,11 +337,16 @@ def main(argv: list[str] | None = None) -> None:
     entries = [{"rows": r["rows"], "out": r["out"], "in": r["in"], "tile": r["tile"]} for r in better]
     device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
     if args.out:
-        lines = ",\n".join("  " + json.dumps(e) for e in entries)
-        Path(args.out).write_text(f'{{"device": "{device}", "tiles": [\n{lines}\n]}}\n')
+        write_table(entries, device, Path(args.out))
     print(f"{time.perf_counter() - started:.0f} s")
     summary = {"device": device, "copy_gb_s": round(bandwidth / 1e9, 1), "products": found, "attention": cuts}
     print(json.dumps(summary))
+
+
+def write_table(entries: list[dict[str, Any]], device: str, file: Path) -> None:
+    """As kernels/tiles.json has it, an entry a line."""
+    lines = ",\n".join("  " + json.dumps(e) for e in entries)
+    file.write_text(f'{{"device": "{device}", "tiles": [\n{lines}\n]}}\n')
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

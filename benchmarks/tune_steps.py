@@ -8,7 +8,7 @@ Kernels that start early overlap with those before them, so what is quickest alo
 matrix of a layer in turn is given every tile that may be worth it, in a graph of the engine's own pass on random
 weights; a tile that makes the pass quicker than the best so far, both measured in turns, stays. For one row the pass is
 a decode step, and tiles may take the norm in front of them along; for eight it is both a check of eight tokens of one
-request and a step of eight. How attention is cut up is looked at last. The table that is written is the shipped one
+request and a step of eight. How attention is cut up is looked at first. The table that is written is the shipped one
 with what was found; cuts are printed, and belong into kernels/paged_attention_triton.py. The last line is JSON.
 """
 
@@ -45,7 +45,7 @@ CLEARLY = 0.998  # of the time before: what a tile must stay below
 NORMED = [(2, 4), (4, 4), (4, 8), (8, 8), (16, 16)]
 # block_n, warps and blocks asked for at once of others. A block of 256 columns per warp lies as the row does, so that
 # no program has to hand parts of the row around.
-PLAIN = [(4, 1, 1), (8, 1, 1), (8, 1, 2), (16, 1, 1), (4, 2, 1), (4, 2, 2), (8, 2, 1), (8, 2, 2), (4, 4, 1), (8, 4, 1)]
+LONE = [(4, 1, 1), (8, 1, 1), (8, 1, 2), (16, 1, 1), (4, 2, 1), (4, 2, 2), (8, 2, 1), (8, 2, 2), (4, 4, 1), (8, 4, 1)]
 
 
 def matrices(config: DecoderConfig) -> dict[str, tuple[int, int]]:
@@ -65,7 +65,7 @@ def candidates(part: str, rows: int, out: int, size: int, most: int) -> list[Til
     if rows > 1:
         found = tune_products.tiles(rows, gated)
     else:
-        found = [Tile(n, 256 * w, 1, w, vector=True, gated=gated, unroll=u) for n, w, u in PLAIN]
+        found = [Tile(n, 256 * w, 1, w, vector=True, gated=gated, unroll=u) for n, w, u in LONE]
     found = [t for t in found if size % t.block_k == 0]
     found = [replace(t, splits=s) for t in found for s in tune_products.splits_for(t, out, size, most)[:3]]
     if rows == 1 and part in ("qkv", "gate_up"):
@@ -165,64 +165,51 @@ def tiles_of(ways: Ways) -> Table:
     return {key: way for key, way in ways.items() if isinstance(way, Tile)}
 
 
+def to_try(config: DecoderConfig, rows: int, workers: int) -> list[tuple[str, Any, Tile | Cut | None]]:
+    """Cuts, then tiles that compile, matrix by matrix, then those that were found with their first weights early."""
+    group = config.heads // config.kv_heads
+    widths = sorted({max(16, 1 << (n * group - 1).bit_length()) for n in (1, rows)} & attention.CUTS.keys())
+    found: list[tuple[str, Any, Tile | Cut | None]] = [(f"cut {w}", w, cut) for w in widths for cut in cuts(w)]
+    shapes, most = matrices(config), processors(tune_products.DEVICE)
+    tiles = {part: candidates(part, rows, *shape, most) for part, shape in shapes.items()}
+    jobs = {("product", rows, replace(t, splits=1)) for some in tiles.values() for t in some if not t.norm}
+    faults = tune_products.compile_all(sorted(jobs, key=str), workers)
+    for part, tile in [(part, t) for part, some in tiles.items() for t in some]:
+        if tile.norm and (fault := try_normed(config, part, tile)):
+            print(f"left out  {part} {short(tile)}: {fault}")
+        elif tile.norm or not faults["product", rows, replace(tile, splits=1)]:
+            found.append((part, (rows, *shapes[part]), tile))
+    return found + [(part, (rows, *shape), None) for part, shape in shapes.items() if part != "gate_up"]
+
+
+@torch.inference_mode()
 def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     started, shipped = time.perf_counter(), product.TILES | attention.CUTS
     config = config_of(args.geometry, args.context + roofline.ROOM)
-    shapes, most = matrices(config), processors(device)
-    every = [
-        (part, (args.rows, *shape), tile)
-        for part, shape in shapes.items()
-        for tile in candidates(part, args.rows, *shape, most)
-    ]
-    jobs = {("product", args.rows, replace(t, splits=1)) for _, _, t in every if not t.norm}
-    faults = tune_products.compile_all(sorted(jobs, key=str), args.workers)
-    with torch.inference_mode():
-        faults |= {("normed", part, t): try_normed(config, part, t) for part, _, t in every if t.norm}
-
-    def fault(part: str, tile: Tile) -> str | None:
-        return faults[("normed", part, tile) if tile.norm else ("product", args.rows, replace(tile, splits=1))]
-
-    fine = [(part, key, tile) for part, key, tile in every if not fault(part, tile)]
-    for part, _, tile in every:
-        if tile.norm and fault(part, tile):
-            print(f"left out  {part} {short(tile)}: {fault(part, tile)}")
-    print(f"{len(fine)} tiles to try, compiled in {time.perf_counter() - started:.0f} s", flush=True)
-
-    group = config.heads // config.kv_heads
-    widths = sorted({max(16, 1 << (n * group - 1).bit_length()) for n in (1, args.rows)} & attention.CUTS.keys())
-    some = [(f"cut {width}", width, cut) for width in widths for cut in cuts(width)]
-
-    early = [(part, (args.rows, *shape), None) for part, shape in shapes.items() if part != "gate_up"]
+    tried = to_try(config, args.rows, args.workers)
+    print(f"{len(tried)} ways to try, compiled in {time.perf_counter() - started:.0f} s", flush=True)
 
     def in_time() -> Iterator[tuple[str, Any, Tile | Cut | None]]:
-        every = [*fine, *early, *some]
-        for n, one in enumerate(every):
+        for n, one in enumerate(tried):
             if time.perf_counter() - started > args.seconds:
-                print(f"out of time: {len(every) - n} ways were not tried")
+                print(f"out of time: {len(tried) - n} ways were not tried")
                 return
             yield one
 
-    with torch.inference_mode():
-        steps = Steps(args.geometry, args.rows, args.context, device, args.repeat)
-        ways, log = descend(shipped, in_time(), steps)
-        before, after = steps(shipped, ways)
+    steps = Steps(args.geometry, args.rows, args.context, tune_products.DEVICE, args.repeat)
+    ways, log = descend(shipped, in_time(), steps)
+    before, after = steps(shipped, ways)
     apply(shipped)
     print(f"{args.geometry}, {args.rows} row(s): {before:.4f} -> {after:.4f} ms, {len(log)} ways tried")
     if args.out:
-        write(tiles_of(ways), Path(args.out), device)
-    found = {part: asdict(ways[key]) for part, shape in shapes.items() if (key := (args.rows, *shape)) in ways}
-    found |= {f"cut {width}": asdict(ways[width]) for width in widths}
+        name = torch.cuda.get_device_name() if tune_products.DEVICE.type == "cuda" else "CPU"
+        table = tiles_of(ways).items()
+        entries = [{"rows": rows, "out": out, "in": size, "tile": asdict(t)} for (rows, out, size), t in table]
+        tune_products.write_table(entries, name, Path(args.out))
+    found = {part: asdict(ways[key]) for part, key, _ in tried if key in ways}
     result = {"geometry": args.geometry, "rows": args.rows, "before_ms": round(before, 4), "after_ms": round(after, 4)}
     print(json.dumps(result | {"found": found, "tried": log}))
-
-
-def write(table: Table, file: Path, device: torch.device) -> None:
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    entries = [{"rows": rows, "out": out, "in": size, "tile": asdict(t)} for (rows, out, size), t in table.items()]
-    lines = ",\n".join("  " + json.dumps(e) for e in entries)
-    file.write_text(f'{{"device": "{name}", "tiles": [\n{lines}\n]}}\n')
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
