@@ -27,6 +27,8 @@ from paceline.kernels import (
     epilogue,
     epilogue_triton,
     fused_triton,
+    normed,
+    normed_triton,
     places,
     places_triton,
     product_triton,
@@ -35,8 +37,6 @@ from paceline.kernels import (
     ring_triton,
     settle,
     settle_triton,
-    single,
-    single_triton,
 )
 from paceline.kernels import race as races
 from paceline.kernels.epilogue import Cache, HeadNorms
@@ -45,7 +45,7 @@ from paceline.kernels.paged_attention_triton import Cut, paged_attention
 from paceline.kernels.product import Tile
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-NAMES = ("attention", "products", "single", "epilogues", "race", "places", "settling", "stepping", "small")
+NAMES = ("attention", "products", "normed", "epilogues", "race", "places", "settling", "stepping", "small")
 BOUND = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
 
 
@@ -99,7 +99,7 @@ class Check:
         parts = product_triton.split_product(x, weight[:out], tile)
         return [(parts.sum(0), gate), (product_triton.gated_product(x, weight, tile), F.silu(gate) * up)]
 
-    def single(self) -> list[tuple[Tensor, Tensor]]:
+    def normed(self) -> list[tuple[Tensor, Tensor]]:
         size, splits, d, heads = (
             self.dice.choice([96, 130]),
             self.dice.randint(0, 3),
@@ -107,20 +107,20 @@ class Check:
             (6, 2),
         )
         parts = self.normal(splits, 1, size, dtype=torch.float32) if splits else None
-        stream, norm = single.Sum(self.normal(1, size), parts), self.normal(size)
+        stream, norm = normed.Sum(self.normal(1, size), parts), self.normal(size)
         tile = Tile(self.dice.choice([4, 8]), vector=True, norm=True)
         weight = self.normal(160, size, scale=size**-0.5)
         pairs = zip(
-            single_triton.norm_gated(stream, norm, 1e-6, weight, tile),
-            single.norm_gated(stream, norm, 1e-6, weight),
+            normed_triton.norm_gated(stream, norm, 1e-6, weight, tile),
+            normed.norm_gated(stream, norm, 1e-6, weight),
             strict=True,
         )
         weight, pools = self.normal(10 * d, size, scale=size**-0.5), self.normal(2, 2, 40, d)
         slots = torch.randperm(40, generator=self.generator, device=DEVICE)[:2]
         turn = self.normal(10 * d), None, self.normal(1, 1, d), self.normal(1, 1, d), heads
-        own, plain = (single.Turn(*turn, Cache(*pool, slots)) for pool in pools)
-        got = single_triton.norm_heads(stream, norm, 1e-6, weight, own, tile)
-        expected = single.norm_heads(stream, norm, 1e-6, weight, plain)
+        own, plain = (normed.Turn(*turn, Cache(*pool, slots)) for pool in pools)
+        got = normed_triton.norm_heads(stream, norm, 1e-6, weight, own, tile)
+        expected = normed.norm_heads(stream, norm, 1e-6, weight, plain)
         return [*pairs, *zip(got, expected, strict=True), (pools[0, :, slots], pools[1, :, slots])]
 
     def epilogues(self) -> list[tuple[Tensor, Tensor]]:

@@ -243,14 +243,14 @@ def tune_shape(
         if timed:
             own = timed[0][0]
             row |= {"own_us": round(own, 2), "tile": asdict(timed[0][1])}
-            row["next"] = [[round(us, 2), _short(t)] for us, t in timed[1:6]]
-            line += f"  own {own:7.2f} ({own / floor:.2f})  {_short(timed[0][1])}"
+            row["next"] = [[round(us, 2), tile_text(t)] for us, t in timed[1:6]]
+            line += f"  own {own:7.2f} ({own / floor:.2f})  {tile_text(timed[0][1])}"
             line += "" if own < GAIN * cublas else "  not used"
         print(line, flush=True)
         yield row
 
 
-def _short(tile: Tile) -> str:
+def tile_text(tile: Tile) -> str:
     way = "vector" if tile.vector else "first" if tile.weight_first else "second"
     return f"{tile.block_n}x{tile.block_k} /{tile.splits} w{tile.warps} s{tile.stages} {way}"
 
@@ -292,17 +292,17 @@ def tune_attention(args: argparse.Namespace, faults: dict[Any, Any], bandwidth: 
         us, cut = timed[0]
         print(
             f"attention batch {batch:>3} x {new:>2} tokens, context {context:>5}: floor {floor:6.2f}  "
-            f"default {before:6.2f}  best {us:6.2f} ({us / floor:.2f})  {_cut(cut)};  then "
-            + ", ".join(f"{t:.2f} {_cut(c)}" for t, c in timed[1:4]),
+            f"default {before:6.2f}  best {us:6.2f} ({us / floor:.2f})  {cut_text(cut)};  then "
+            + ", ".join(f"{t:.2f} {cut_text(c)}" for t, c in timed[1:4]),
             flush=True,
         )
         row = {"batch": batch, "new": new, "context": context, "floor_us": round(floor, 2), "best_us": round(us, 2)}
-        found.append(row | {"cut": asdict(cut), "all": [[round(t, 2), _cut(c)] for t, c in timed]})
+        found.append(row | {"cut": asdict(cut), "all": [[round(t, 2), cut_text(c)] for t, c in timed]})
         del case
     return found
 
 
-def _cut(c: Cut) -> str:
+def cut_text(c: Cut) -> str:
     return f"n{c.block_n} m{c.most_m} w{c.warps} s{c.stages} waves{c.waves}"
 
 

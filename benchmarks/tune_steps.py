@@ -26,13 +26,13 @@ import torch
 
 import roofline
 import tune_products
+from paceline.kernels import normed, normed_triton, product
 from paceline.kernels import paged_attention_triton as attention
-from paceline.kernels import product, single, single_triton
 from paceline.kernels.device import processors
 from paceline.kernels.epilogue import Cache
+from paceline.kernels.normed import Sum, Turn
 from paceline.kernels.paged_attention_triton import Cut
 from paceline.kernels.product import Table, Tile
-from paceline.kernels.single import Sum, Turn
 from paceline.model import DecoderConfig
 from roofline import Bench, Clock, TimedGraphs, chain, config_of, make_model, pages_for
 
@@ -86,12 +86,12 @@ def try_normed(config: DecoderConfig, part: str, tile: Tile) -> str | None:
     make = lambda *shape: torch.randn(shape, device=tune_products.DEVICE).to(tune_products.DTYPE)  # noqa: E731
     stream, norm, weight = Sum(make(1, size), make(3, 1, size).float()), make(size), make(out, size) * size**-0.5
     if part == "gate_up":
-        expected = single.norm_gated(stream, norm, 1e-6, weight)[1]
-        return tune_products.compare(lambda: single_triton.norm_gated(stream, norm, 1e-6, weight, tile)[1], expected)
+        expected = normed.norm_gated(stream, norm, 1e-6, weight)[1]
+        return tune_products.compare(lambda: normed_triton.norm_gated(stream, norm, 1e-6, weight, tile)[1], expected)
     cache = Cache(make(8, d), make(8, d), torch.arange(heads[1], device=tune_products.DEVICE))
     turn = Turn(make(out), None, make(1, 1, d), make(1, 1, d), heads, cache)
-    expected = single.norm_heads(stream, norm, 1e-6, weight, turn)[1]
-    return tune_products.compare(lambda: single_triton.norm_heads(stream, norm, 1e-6, weight, turn, tile)[1], expected)
+    expected = normed.norm_heads(stream, norm, 1e-6, weight, turn)[1]
+    return tune_products.compare(lambda: normed_triton.norm_heads(stream, norm, 1e-6, weight, turn, tile)[1], expected)
 
 
 def descend(
@@ -117,9 +117,9 @@ def descend(
 
 def short(tile: Tile | Cut) -> str:
     if isinstance(tile, Cut):
-        return f"{tune_products._cut(tile)}{' ahead' if tile.ahead else ''}"
+        return f"{tune_products.cut_text(tile)}{' ahead' if tile.ahead else ''}"
     extra = [name for name in ("norm", "ahead") if getattr(tile, name)] + [f"x{tile.unroll}"] * (tile.unroll > 1)
-    return " ".join([tune_products._short(tile), *extra])
+    return " ".join([tune_products.tile_text(tile), *extra])
 
 
 class Steps:

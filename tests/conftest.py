@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +72,18 @@ def load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # where its data classes look for their types
     spec.loader.exec_module(module)
+    return module
+
+
+def benchmark(name: str) -> Any:
+    """A fixture: a script of benchmarks/ as a module, which other processes and other scripts can import too."""
+
+    @pytest.fixture(scope="module", name=name)
+    def module() -> Iterator[ModuleType]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+            yield importlib.import_module(name)
+
     return module
 
 

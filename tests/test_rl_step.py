@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 from paceline.observe.energy import EnergyMeter, spent
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+from .conftest import benchmark
 
-
-@pytest.fixture(scope="module")
-def rl_step():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        yield importlib.import_module("rl_step")
+rl_step, peers = benchmark("rl_step"), benchmark("peers")
 
 
 def run(module, monkeypatch, capsys, *words: object) -> dict:
@@ -72,10 +65,7 @@ def test_the_summary_of_recorded_steps(rl_step):
     assert s["longest"] == {"plain": 9, "adaptive": 5} and s["tokens"] == {"plain": 12, "adaptive": 9}
 
 
-def test_peers_write_as_much_and_are_stopped(monkeypatch, capsys):
-    with monkeypatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        peers = importlib.import_module("peers")
+def test_peers_write_as_much_and_are_stopped(peers, monkeypatch, capsys):
     small = ["--prompts", 2, "--samples", 2, "--max-tokens", 40, "--difficulty", "medium", "--repeat", 1]
     r = run(peers, monkeypatch, capsys, *small, "--cap", 60)
     for peer in r["peers"].values():

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-from pathlib import Path
 
 import pytest
 
 from paceline.kernels import product
 from paceline.kernels.product import ROWS, Tile, read_tiles
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+from .conftest import benchmark
 
-
-@pytest.fixture(scope="module")
-def tune():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        yield importlib.import_module("tune_steps")
+tune_steps = benchmark("tune_steps")
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_what_is_tried(tune, rows):
-    for part, shape in tune.matrices(tune.config_of("1.5b", 2048)).items():
-        tried = tune.candidates(part, rows, *shape, 132)
+def test_what_is_tried(tune_steps, rows):
+    for part, shape in tune_steps.matrices(tune_steps.config_of("1.5b", 2048)).items():
+        tried = tune_steps.candidates(part, rows, *shape, 132)
         assert tried and len(set(tried)) == len(tried)
         assert all(t.gated == (part == "gate_up") and t.vector == (rows == 1) for t in tried)
         assert any(t.norm for t in tried) == (rows == 1 and part in ("qkv", "gate_up"))
 
 
-def test_what_pays_stays(tune):
+def test_what_pays_stays(tune_steps):
     cost = {Tile(1): 1.0, Tile(2): 0.9, Tile(3): 0.95, Tile(4): 0.8985, Tile(5): 0.5}
     timer = lambda a, b: tuple(sum(cost[t] for t in table.values()) for table in (a, b))  # noqa: E731
     cost |= {Tile(5, ahead=True): 0.4}
@@ -38,19 +31,19 @@ def test_what_pays_stays(tune):
         ("down", (1, 8, 9), Tile(5)),
         ("down", (1, 8, 9), None),
     ]
-    ways, log = tune.descend({(1, 8, 8): Tile(1), (1, 8, 9): Tile(1)}, iter(tried), timer)
+    ways, log = tune_steps.descend({(1, 8, 8): Tile(1), (1, 8, 9): Tile(1)}, iter(tried), timer)
     assert ways == {(1, 8, 8): Tile(2), (1, 8, 9): Tile(5, ahead=True)}, "a gain that may be chance is none"
     assert len(log) == 5, "what is there already is not tried"
 
 
-def test_a_small_run(tune, tmp_path, monkeypatch, capsys):
+def test_a_small_run(tune_steps, tmp_path, monkeypatch, capsys):
     """In the interpreter, where nothing is gained: the way is what is tested."""
-    monkeypatch.setattr(tune, "NORMED", [(4, 4)])
-    monkeypatch.setattr(tune, "LONE", [])
-    monkeypatch.setattr(tune, "cuts", lambda width: [tune.Cut(ahead=True)])
+    monkeypatch.setattr(tune_steps, "NORMED", [(4, 4)])
+    monkeypatch.setattr(tune_steps, "LONE", [])
+    monkeypatch.setattr(tune_steps, "cuts", lambda width: [tune_steps.Cut(ahead=True)])
     out, shipped = tmp_path / "tiles.json", product.TILES
     words = ["--geometry", "tiny", "--rows", "1", "--context", "20", "--repeat", "1", "--workers", "0"]
-    tune.main([*words, "--out", str(out)])
+    tune_steps.main([*words, "--out", str(out)])
     shown = capsys.readouterr().out
     result = json.loads(shown.splitlines()[-1])
     parts = [t["part"] for t in result["tried"]]

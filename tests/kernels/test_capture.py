@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import pytest
 import torch
 
-from paceline.kernels.capture import capture, warm_up
+from paceline.kernels.capture import _alone, capture, warm_up
 
 
 class Owner:
@@ -37,3 +38,19 @@ def test_graphs_that_became_garbage_do_not_break_a_capture():
         gc.set_threshold(*threshold)
     graph.replay()
     assert result.item() == 51 and gc.isenabled()
+
+
+def test_one_capture_at_a_time_and_no_garbage_meanwhile():
+    entered = []
+
+    def other() -> None:
+        with _alone():
+            entered.append(gc.isenabled())
+
+    thread = threading.Thread(target=other)
+    with _alone():
+        thread.start()
+        thread.join(0.05)
+        assert not gc.isenabled() and not entered
+    thread.join()
+    assert entered == [False] and gc.isenabled(), "whoever was first does not end it for the other"

@@ -10,7 +10,7 @@ import torch
 from paceline.draft.neural import DrafterShape, NeuralDrafter
 from paceline.draft.strategy import Strategy
 from paceline.draft.suffix import SuffixDrafter
-from paceline.kernels import device, fused, product, single
+from paceline.kernels import device, fused, normed, product
 from paceline.kernels.product import Tile
 from paceline.rollout import Engine, EngineSettings, Request, Sampling
 
@@ -20,7 +20,7 @@ from ..conftest import tiny_model
 def answers(model, requests, strategies, monkeypatch, kernels):
     monkeypatch.setattr(fused, "interpreted", kernels)
     single_row = Tile(4, 64, 2, vector=True, ahead=True, norm=True)
-    for module in (product, single):
+    for module in (product, normed):
         monkeypatch.setattr(module, "tile_for", lambda rows, weight: single_row if rows == 1 else Tile(64, 64, 2))
     monkeypatch.setattr(device, "PRETENDED", 2)  # more would only take longer
     device.processors.cache_clear()

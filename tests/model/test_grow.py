@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,17 +14,9 @@ from paceline.model.attention import PackedAttention
 from paceline.model.grow import IDLE, active_layers, grow, lean_away, places, push_down
 from paceline.rollout import Engine, EngineSettings, Request, Sampling
 
-from ..conftest import tiny_config
+from ..conftest import benchmark, tiny_config
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def make_reasoner():
-    """As a module that the processes which write traces can import too."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        yield importlib.import_module("make_reasoner")
+make_reasoner = benchmark("make_reasoner")
 
 
 def fresh(family: str = "llama", layers: int = 4, tied: bool = False) -> Decoder:

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from paceline.errors import UserError
 
-TREE_ROWS = (
-    512  # tokens of all texts together that trees are checked for: beyond, computing is what costs, and chains win
-)
+TREE_ROWS = 512  # most tokens of all texts that are checked as trees: beyond, computing is what costs, and chains win
 MAX_NODES = 63  # a tree's visibility is a 64-bit mask, whose first bit is the token that was written last
 _FORM = re.compile(r"(?P<drafter>[a-z_]+):(?P<depth>\d+)(x(?P<width>\d+))?(/(?P<nodes>\d+))?(?P<calm>~)?")
 

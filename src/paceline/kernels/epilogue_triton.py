@@ -37,17 +37,34 @@ def _add_norm(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    total = tl.zeros([BLOCK], tl.float32)
-    for s in tl.static_range(SPLITS):
-        total += tl.load(parts + (s * rows + row) * size + i, mask=there, other=0.0).to(tl.float32)
-    total += tl.load(residual + row * residual_stride + i, mask=there, other=0.0).to(tl.float32)
-    if BIAS:
-        total += tl.load(bias + i, mask=there, other=0.0).to(tl.float32)
+    total = add_up(parts + row * size, rows * size, residual + row * residual_stride, bias, size, SPLITS, BIAS, BLOCK)
     value = total.to(x.dtype.element_ty)
     tl.store(x + row * size + i, value, mask=there)
-    value = value.to(tl.float32)
+    tl.store(normed + row * size + i, norm_of(value, scale, size, eps), mask=there)
+
+
+@triton.jit
+def add_up(
+    parts, stride, residual, bias, size, SPLITS: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Partial sums of a row, `stride` apart, and what else is added to them, in order: float32 [BLOCK]."""
+    i = tl.arange(0, BLOCK)
+    there = i < size
+    total = tl.zeros([BLOCK], tl.float32)
+    for s in tl.static_range(SPLITS):
+        total += tl.load(parts + s * stride + i, mask=there, other=0.0).to(tl.float32)
+    total += tl.load(residual + i, mask=there, other=0.0).to(tl.float32)
+    if BIAS:
+        total += tl.load(bias + i, mask=there, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
+def norm_of(row, scale, size, eps):
+    """In the type of the row."""
+    value = row.to(tl.float32)
     root = tl.rsqrt(tl.sum(value * value, 0) / size + eps)
-    tl.store(normed + row * size + i, (value * root * scale).to(normed.dtype.element_ty), mask=there)
+    return (value * root * scale).to(row.dtype)
 
 
 def turn_and_keep(

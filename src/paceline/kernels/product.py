@@ -42,7 +42,7 @@ class Tile:
     unroll: int = 1
     """For a single row, blocks of weights that a program asks for at once."""
     norm: bool = False
-    """Whether the norm in front of the product is a part of it (`kernels.single`); for a single row."""
+    """Whether the norm in front of the product is a part of it (`kernels.normed`); for a single row."""
 
 
 Table = dict[tuple[int, int, int], Tile]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from paceline.kernels.epilogue import Cache, HeadNorms, turn_and_keep
 from paceline.kernels.fused import fuses
+from paceline.kernels.normed import Sum, Turn, norm_gated, norm_heads
 from paceline.kernels.product import split_product
-from paceline.kernels.single import Sum, Turn, norm_gated, norm_heads
 
 if TYPE_CHECKING:
     from paceline.model.decoder import Layer

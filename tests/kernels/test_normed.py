@@ -6,10 +6,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.kernels import product, single
+from paceline.kernels import normed, product
 from paceline.kernels.epilogue import Cache
+from paceline.kernels.normed import Sum, Turn
 from paceline.kernels.product import Tile
-from paceline.kernels.single import Sum, Turn
 
 from .test_product import near, on, random
 
@@ -40,7 +40,7 @@ def move(x, device):
 )
 @quick
 def test_norm_heads(device, dtype, seed, splits, size, added, biased, heads, d, pairs):
-    from paceline.kernels.single_triton import norm_heads
+    from paceline.kernels.normed_triton import norm_heads
 
     every = heads[0] + 2 * heads[1]
     weight = random(seed + 3, dtype, every * d, size, scale=size**-0.5)
@@ -50,7 +50,7 @@ def test_norm_heads(device, dtype, seed, splits, size, added, biased, heads, d, 
     turn = Turn(random(seed + 8, dtype, every * d) if biased else None, None, cos, sin, heads, cache)
     given = stream(seed, dtype, splits, size, added), random(seed + 9, dtype, size), 1e-5, weight, turn
     mine, plain = move(given, device), move(given, "cpu")
-    got, expected = norm_heads(*mine, Tile(pairs, vector=True, norm=True)), single.norm_heads(*plain)
+    got, expected = norm_heads(*mine, Tile(pairs, vector=True, norm=True)), normed.norm_heads(*plain)
     for a, b in zip((*got, *mine[-1].cache[:2]), (*expected, *plain[-1].cache[:2]), strict=True):
         near(a, b, dtype)
 
@@ -59,22 +59,22 @@ def test_norm_heads(device, dtype, seed, splits, size, added, biased, heads, d, 
 @given(**streams, added=st.booleans(), half=st.sampled_from([16, 50, 128]), block_n=st.sampled_from([2, 8, 32]))
 @quick
 def test_norm_gated(device, dtype, seed, splits, size, added, half, block_n):
-    from paceline.kernels.single_triton import norm_gated
+    from paceline.kernels.normed_triton import norm_gated
 
     weight = random(seed + 3, dtype, 2 * half, size, scale=size**-0.5)
     given = stream(seed, dtype, splits, size, added), random(seed + 4, dtype, size), 1e-5, weight
     got = norm_gated(*move(given, device), Tile(block_n, vector=True, norm=True))
-    for a, b in zip(got, single.norm_gated(*given), strict=True):
+    for a, b in zip(got, normed.norm_gated(*given), strict=True):
         near(a, b, dtype)
 
 
 def test_only_a_single_row_takes_its_norm_along(monkeypatch):
     """And only where the table says so."""
     calls = []
-    monkeypatch.setattr(single, "has_kernels", lambda x: True)
+    monkeypatch.setattr(normed, "has_kernels", lambda x: True)
     monkeypatch.setattr(product, "_known", lambda device: True)
     weight = torch.empty(64, 32, dtype=torch.bfloat16)
     for tile, rows in ((Tile(4, norm=True), 1), (Tile(4, norm=True), 2), (Tile(4), 1)):
         monkeypatch.setattr(product, "TILES", {(1, 64, 32): tile, (8, 64, 32): tile})
-        calls.append(single._tile(torch.empty(rows, 32), weight))
+        calls.append(normed._tile(torch.empty(rows, 32), weight))
     assert calls == [Tile(4, norm=True), None, None]

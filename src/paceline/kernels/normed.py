@@ -1,9 +1,9 @@
-"""A layer's two norms as parts of the products behind them, for a single row where that was measured to be faster.
+"""A layer's two products that read a norm: one after the other, or both in one kernel.
 
-A row alone is so little work that a layer takes as long as its kernels wait for each other. Every program of a product
-can make the norm for itself, since that is a few kilobytes, and so two kernels of nine are gone; a third, where queries
-and keys are turned, because a program takes the two numbers that are turned together. Else each of these is what it
-says: the norm, then the product.
+One kernel is for a single row, where the table of tiles says so. A row alone is so little work that a layer takes as
+long as its kernels wait for each other. Every program of a product can make the norm for itself, since that is a few
+kilobytes, and so two kernels of nine are gone; a third, where queries and keys are turned, because a program takes the
+two numbers that are turned together.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def norm_heads(stream: Sum, norm: Tensor, eps: float, weight: Tensor, turn: Turn
     """-> the residual stream [rows, size], and all heads [rows, heads + 2 * kv_heads, d] as `turn_and_keep` has them"""
     tile = _tile(stream.x, weight)
     if tile is not None and turn.norms is None:
-        from paceline.kernels.single_triton import norm_heads as own
+        from paceline.kernels.normed_triton import norm_heads as own
 
         return own(stream, norm, eps, weight, turn, tile)
     x, normed = stream.normed(norm, eps)
@@ -60,7 +60,7 @@ def norm_gated(
     """-> the residual stream [rows, size], and silu(gate) * up [rows, out], as `gated_product` has it"""
     tile = _tile(stream.x, weight)
     if tile is not None and bias is None:
-        from paceline.kernels.single_triton import norm_gated as own
+        from paceline.kernels.normed_triton import norm_gated as own
 
         return own(stream, norm, eps, weight, tile)
     x, normed = stream.normed(norm, eps)

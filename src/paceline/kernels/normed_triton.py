@@ -1,4 +1,4 @@
-"""The GPU form of `kernels.single`: every program adds up the row and makes its norm, which the cache has for all.
+"""The GPU form of `kernels.normed`: every program adds up the row and makes its norm, which the cache has for all.
 
 A program's weights are all of its rows at once. Launched early, it takes them before its turn and has them when the row
 is ready.
@@ -15,14 +15,15 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paceline.kernels.device import starts_early
+from paceline.kernels.epilogue_triton import add_up, norm_of
 from paceline.kernels.product import Tile
 
 if TYPE_CHECKING:
-    from paceline.kernels.single import Sum, Turn
+    from paceline.kernels.normed import Sum, Turn
 
 
 def norm_heads(stream: Sum, norm: Tensor, eps: float, weight: Tensor, turn: Turn, tile: Tile) -> tuple[Tensor, Tensor]:
-    """As `kernels.single.norm_heads`, without norms of queries and keys."""
+    """As `kernels.normed.norm_heads`, without norms of queries and keys."""
     size, (heads, kv_heads), d = weight.shape[1], turn.heads, turn.cos.shape[-1]
     every, half = heads + 2 * kv_heads, d // 2
     pairs = min(tile.block_n, half & -half)  # a power of two that goes into half a head
@@ -38,7 +39,7 @@ def norm_heads(stream: Sum, norm: Tensor, eps: float, weight: Tensor, turn: Turn
 
 
 def norm_gated(stream: Sum, norm: Tensor, eps: float, weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor]:
-    """As `kernels.single.norm_gated`, without a bias."""
+    """As `kernels.normed.norm_gated`, without a bias."""
     half, size = weight.shape[0] // 2, weight.shape[1]
     x = torch.empty(1, size, dtype=stream.x.dtype, device=weight.device)
     out = torch.empty(1, half, dtype=x.dtype, device=x.device)
@@ -61,27 +62,19 @@ def _sizes(stream: Sum, size: int) -> dict[str, int | bool]:
 
 @triton.jit
 def _normed(
-    residual, parts, added, scale, x, size, eps,
-    SPLITS: tl.constexpr, ADDED: tl.constexpr, BLOCK: tl.constexpr,
+    residual, parts, added, norm, x, size, eps,
+    SPLITS: tl.constexpr, ADDED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The row's norm as float32 [BLOCK], rounded where the plain form rounds; the first program leaves the row in x."""
+    """Wait for the row, and make its norm, float32 [BLOCK]; the first program leaves the row in x."""
     i = tl.arange(0, BLOCK)
-    there = i < size
-    total = tl.load(residual + i, mask=there, other=0.0).to(tl.float32)
-    if SPLITS > 0:
-        part = tl.zeros([BLOCK], tl.float32)
-        for s in tl.static_range(SPLITS):
-            part += tl.load(parts + s * size + i, mask=there, other=0.0).to(tl.float32)
-        total += part
-    if ADDED:
-        total += tl.load(added + i, mask=there, other=0.0).to(tl.float32)
-    kind = x.dtype.element_ty
-    value = total.to(kind)
+    scale = tl.load(norm + i, mask=i < size, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = add_up(parts, size, residual, added, size, SPLITS, ADDED, BLOCK).to(x.dtype.element_ty)
     if tl.program_id(0) == 0:
-        tl.store(x + i, value, mask=there)
-    value = value.to(tl.float32)
-    root = tl.rsqrt(tl.sum(value * value, 0) / size + eps)
-    return (value * root * scale).to(kind).to(tl.float32)
+        tl.store(x + i, row, mask=i < size)
+    return norm_of(row, scale, size, eps).to(tl.float32)
 
 
 @triton.jit
@@ -111,12 +104,7 @@ def _norm_heads(
     wide = place.to(tl.int64) * weight_stride
     near = _taken(weight, wide, size, BLOCK)
     far = _taken(weight + half * weight_stride, wide, size, BLOCK)
-    i = tl.arange(0, BLOCK)
-    scale = tl.load(norm + i, mask=i < size, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    normed = _normed(residual, parts, added, scale, x, size, eps, SPLITS, ADDED, BLOCK)
+    normed = _normed(residual, parts, added, norm, x, size, eps, SPLITS, ADDED, BLOCK, PDL)
     first, second = _times(near, normed), _times(far, normed)
     if BIASED:
         first += tl.load(bias + place).to(tl.float32)
@@ -151,12 +139,7 @@ def _norm_gated(
     wide = tl.minimum(n, half - 1).to(tl.int64) * weight_stride
     gates = _taken(weight, wide, size, BLOCK)
     ups = _taken(weight + half.to(tl.int64) * weight_stride, wide, size, BLOCK)
-    i = tl.arange(0, BLOCK)
-    scale = tl.load(norm + i, mask=i < size, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    normed = _normed(residual, parts, added, scale, x, size, eps, SPLITS, ADDED, BLOCK)
+    normed = _normed(residual, parts, added, norm, x, size, eps, SPLITS, ADDED, BLOCK, PDL)
     kind = out.dtype.element_ty
     gate, up = _times(gates, normed).to(kind).to(tl.float32), _times(ups, normed).to(kind).to(tl.float32)
     value = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32) * up
