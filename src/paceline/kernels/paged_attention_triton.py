@@ -37,7 +37,7 @@ class Cut:
     """Whether a program takes the first places of its stretch before its turn, where the context is `settled`."""
 
 
-CUTS = {16: Cut(waves=3), 32: Cut(block_n=128, stages=3), 64: Cut(stages=3)}
+CUTS = {16: Cut(waves=3, ahead=True), 32: Cut(block_n=128, stages=3), 64: Cut(stages=3, ahead=True)}
 """By the queries that a program takes on; measured on an H200."""
 CROWDED = Cut(block_n=32, stages=4)
 """For few queries of so many requests that the context need not be split: more programs fit on a processor."""
