@@ -27,6 +27,8 @@ from paceline.kernels import (
     epilogue,
     epilogue_triton,
     fused_triton,
+    landing,
+    landing_triton,
     normed,
     normed_triton,
     places,
@@ -45,7 +47,7 @@ from paceline.kernels.paged_attention_triton import Cut, paged_attention
 from paceline.kernels.product import Tile
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-NAMES = ("attention", "products", "normed", "epilogues", "race", "places", "settling", "stepping", "small")
+NAMES = ("attention", "products", "normed", "epilogues", "race", "places", "settling", "landing", "stepping", "small")
 BOUND = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
 
 
@@ -108,7 +110,7 @@ class Check:
         )
         parts = self.normal(splits, 1, size, dtype=torch.float32) if splits else None
         stream, norm = normed.Sum(self.normal(1, size), parts), self.normal(size)
-        tile = Tile(self.dice.choice([4, 8]), vector=True, norm=True)
+        tile = Tile(self.dice.choice([4, 8]), vector=True, norm=True, turns=self.dice.choice([1, 3]))
         weight = self.normal(160, size, scale=size**-0.5)
         pairs = zip(
             normed_triton.norm_gated(stream, norm, 1e-6, weight, tile),
@@ -179,6 +181,21 @@ class Check:
         settle_triton.settle(*pools, *args)
         settle.settle.plain(*expected, *args)
         return [(pools, expected)]
+
+    def landing(self) -> list[tuple[Tensor, Tensor]]:
+        batch, count = self.dice.choice([1, 5]), self.dice.choice([1, 2, 40])
+        winners = self.ints(0, 3, batch, count + 1)
+        guesses, usable = self.ints(-1, 3, batch, count, dtype=torch.int32), self.ints(0, 5, batch, count + 1) > 0
+        held = landing.agreed.plain(guesses, winners, usable)
+        got = self.ints(0, 9, batch, 6, dtype=torch.int32)
+        expected = got.clone()
+        logprobs = self.normal(batch, count + 1, dtype=torch.float32)
+        packed = landing_triton.land(*got.t()[:4], winners, logprobs, held)
+        return [
+            (landing_triton.agreed(guesses, winners, usable), held),
+            (packed, landing.land.plain(*expected.t()[:4], winners, logprobs, held)),
+            (got, expected),
+        ]
 
     def stepping(self) -> list[tuple[Tensor, Tensor]]:
         count, rule = (

@@ -404,6 +404,16 @@ def since_start() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
+def use_table(file: str) -> None:
+    """Instead of the shipped one, or none: then cuBLAS makes all products."""
+    if file == "none":
+        product.TILES = {}
+        return
+    from paceline.kernels import paged_attention_triton as attention
+
+    product.TILES, attention.CUTS = product.read_tiles(Path(file)), attention.read_cuts(Path(file))
+
+
 def pages_for(batch: int, context: int) -> int:
     """More than a page for each place at the size of a GPU's pages; a CPU's are larger, and so needs fewer."""
     return batch * ((context + ROOM) // 64 + 2) + 2
@@ -464,7 +474,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--capture", type=int, default=0, help="capture all default strategies up to this batch size")
     parser.add_argument("--compare", action="store_true", help="products of cuBLAS, of the table, and started early")
     parser.add_argument("--ahead", default="1,16", help="MB of weights that are asked for early, to compare")
-    parser.add_argument("--tiles", help="a table of benchmarks/tune_products.py instead of the shipped one, or `none`")
+    parser.add_argument("--tiles", help="a table of tiles and cuts instead of the shipped one, or `none`")
     parser.add_argument(
         "--pdl", action=argparse.BooleanOptionalAction, default=kernels.pdl,
         help="launch kernels before their predecessors have ended",
@@ -477,7 +487,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     args.longest = max(args.context, args.long) + ROOM
     kernels.pdl = args.pdl
     if args.tiles:
-        product.TILES = {} if args.tiles == "none" else product.read_tiles(Path(args.tiles))
+        use_table(args.tiles)
     return args
 
 

@@ -19,7 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from paceline.kernels.device import copy_bandwidth, processors
 from paceline.kernels.epilogue import Cache
 from paceline.kernels.paged_attention import chain_tree
 from paceline.kernels.paged_attention_triton import Cut
-from paceline.kernels.product import ROWS, Tile
+from paceline.kernels.product import ROWS, Table, Tile
 
 #           hidden heads kv d    ff
 GEOMETRY = {"7b": (3584, 28, 4, 128, 18944), "1.5b": (1536, 12, 2, 128, 8960), "tiny": (64, 4, 2, 16, 128)}
@@ -334,19 +334,25 @@ def main(argv: list[str] | None = None) -> None:
                 if DEVICE.type == "cuda":
                     torch.cuda.empty_cache()
     better = [r for r in found if "own_us" in r and r["own_us"] < GAIN * r["cublas_us"]]
-    entries = [{"rows": r["rows"], "out": r["out"], "in": r["in"], "tile": r["tile"]} for r in better]
+    table = {(r["rows"], r["out"], r["in"]): Tile(**r["tile"]) for r in better}
     device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
     if args.out:
-        write_table(entries, device, Path(args.out))
+        write_table(table, attention.CUTS, device, Path(args.out))
     print(f"{time.perf_counter() - started:.0f} s")
     summary = {"device": device, "copy_gb_s": round(bandwidth / 1e9, 1), "products": found, "attention": cuts}
     print(json.dumps(summary))
 
 
-def write_table(entries: list[dict[str, Any]], device: str, file: Path) -> None:
-    """As kernels/tiles.json has it, an entry a line."""
+def write_table(tiles: Table, cuts: dict[int, Cut], device: str, file: Path) -> None:
+    """As kernels/tiles.json has it, a tile a line, without what goes without saying."""
+    entries = [{"rows": r, "out": out, "in": size, "tile": _told(tile)} for (r, out, size), tile in tiles.items()]
     lines = ",\n".join("  " + json.dumps(e) for e in entries)
-    file.write_text(f'{{"device": "{device}", "tiles": [\n{lines}\n]}}\n')
+    told = json.dumps({queries: _told(cut) for queries, cut in cuts.items()})
+    file.write_text(f'{{"device": "{device}", "tiles": [\n{lines}\n], "cuts": {told}}}\n')
+
+
+def _told(way: Tile | Cut) -> dict[str, Any]:
+    return {f.name: getattr(way, f.name) for f in fields(way) if getattr(way, f.name) != f.default}
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -9,7 +9,7 @@ matrix of a layer in turn is given every tile that may be worth it, in a graph o
 weights; a tile that makes the pass quicker than the best so far, both measured in turns, stays. For one row the pass is
 a decode step, and tiles may take the norm in front of them along; for eight it is both a check of eight tokens of one
 request and a step of eight. How attention is cut up is looked at first. The table that is written is the shipped one
-with what was found; cuts are printed, and belong into kernels/paged_attention_triton.py. The last line is JSON.
+with what was found. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ Timer = Callable[[Ways, Ways], tuple[float, float]]
 CLEARLY = 0.998  # of the time before: what a tile must stay below
 # For a single row. block_n and warps of products that take their norm along, with all of a row at once.
 NORMED = [(2, 4), (4, 4), (4, 8), (8, 8), (16, 16)]
+# The same where they make several blocks, with gates.
+TURNS = [(n, w, turns) for n, w in [(2, 4), (2, 8), (4, 4), (4, 8)] for turns in (2, 4, 8)]
 # block_n, warps and blocks asked for at once of others. A block of 256 columns per warp lies as the row does, so that
 # no program has to hand parts of the row around.
 LONE = [(4, 1, 1), (8, 1, 1), (8, 1, 2), (16, 1, 1), (4, 2, 1), (4, 2, 2), (8, 2, 1), (8, 2, 2), (4, 4, 1), (8, 4, 1)]
@@ -70,13 +72,16 @@ def candidates(part: str, rows: int, out: int, size: int, most: int) -> list[Til
     found = [replace(t, splits=s) for t in found for s in tune_products.splits_for(t, out, size, most)[:3]]
     if rows == 1 and part in ("qkv", "gate_up"):
         found += [Tile(n, 512, 1, w, vector=True, gated=gated, norm=True) for n, w in NORMED]
+    if rows == 1 and gated:
+        found += [Tile(n, 512, 1, w, vector=True, gated=True, norm=True, turns=turns) for n, w, turns in TURNS]
     return found
 
 
 def cuts(width: int) -> list[Cut]:
     """For programs with so many queries."""
     now = attention.CUTS[width]
-    some = [replace(now, block_n=n, waves=w) for n in (32, 64, 128) for w in (1, 2, 3)] + [replace(now, most_splits=16)]
+    some = [replace(now, most_splits=m) for m in (64, 16)]
+    some += [replace(now, block_n=n, waves=w) for n in (32, 64, 128) for w in (1, 2, 3)]
     return [replace(c, ahead=ahead) for ahead in (True, False) for c in some]
 
 
@@ -118,7 +123,8 @@ def descend(
 def short(tile: Tile | Cut) -> str:
     if isinstance(tile, Cut):
         return f"{tune_products.cut_text(tile)}{' ahead' if tile.ahead else ''}"
-    extra = [name for name in ("norm", "ahead") if getattr(tile, name)] + [f"x{tile.unroll}"] * (tile.unroll > 1)
+    extra = [name for name in ("norm", "ahead") if getattr(tile, name)]
+    extra += [f"x{tile.unroll}"] * (tile.unroll > 1) + [f"turns{tile.turns}"] * (tile.turns > 1)
     return " ".join([tune_products.tile_text(tile), *extra])
 
 
@@ -158,19 +164,28 @@ class Steps:
 
 def apply(ways: Ways) -> None:
     product.TILES = tiles_of(ways)
-    attention.CUTS = {key: way for key, way in ways.items() if isinstance(way, Cut)}
+    attention.CUTS = cuts_of(ways)
 
 
 def tiles_of(ways: Ways) -> Table:
     return {key: way for key, way in ways.items() if isinstance(way, Tile)}
 
 
-def to_try(config: DecoderConfig, rows: int, workers: int) -> list[tuple[str, Any, Tile | Cut | None]]:
+def cuts_of(ways: Ways) -> dict[int, Cut]:
+    return {key: way for key, way in ways.items() if isinstance(way, Cut)}
+
+
+def to_try(
+    config: DecoderConfig, rows: int, workers: int, only: str | None = None
+) -> list[tuple[str, Any, Tile | Cut | None]]:
     """Cuts, then tiles that compile, matrix by matrix, then those that were found with their first weights early."""
+    wanted = only.split(",") if only else None
     group = config.heads // config.kv_heads
     widths = sorted({max(16, 1 << (n * group - 1).bit_length()) for n in (1, rows)} & attention.CUTS.keys())
     found: list[tuple[str, Any, Tile | Cut | None]] = [(f"cut {w}", w, cut) for w in widths for cut in cuts(w)]
+    found = [way for way in found if wanted is None or way[0] in wanted]
     shapes, most = matrices(config), processors(tune_products.DEVICE)
+    shapes = {part: shape for part, shape in shapes.items() if wanted is None or part in wanted}
     tiles = {part: candidates(part, rows, *shape, most) for part, shape in shapes.items()}
     jobs = {("product", rows, replace(t, splits=1)) for some in tiles.values() for t in some if not t.norm}
     faults = tune_products.compile_all(sorted(jobs, key=str), workers)
@@ -185,9 +200,11 @@ def to_try(config: DecoderConfig, rows: int, workers: int) -> list[tuple[str, An
 @torch.inference_mode()
 def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
+    if args.tiles:
+        roofline.use_table(args.tiles)
     started, shipped = time.perf_counter(), product.TILES | attention.CUTS
     config = config_of(args.geometry, args.context + roofline.ROOM)
-    tried = to_try(config, args.rows, args.workers)
+    tried = to_try(config, args.rows, args.workers, args.only)
     print(f"{len(tried)} ways to try, compiled in {time.perf_counter() - started:.0f} s", flush=True)
 
     def in_time() -> Iterator[tuple[str, Any, Tile | Cut | None]]:
@@ -204,9 +221,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{args.geometry}, {args.rows} row(s): {before:.4f} -> {after:.4f} ms, {len(log)} ways tried")
     if args.out:
         name = torch.cuda.get_device_name() if tune_products.DEVICE.type == "cuda" else "CPU"
-        table = tiles_of(ways).items()
-        entries = [{"rows": rows, "out": out, "in": size, "tile": asdict(t)} for (rows, out, size), t in table]
-        tune_products.write_table(entries, name, Path(args.out))
+        tune_products.write_table(tiles_of(ways), cuts_of(ways), name, Path(args.out))
     found = {part: asdict(ways[key]) for part, key, _ in tried if key in ways}
     result = {"geometry": args.geometry, "rows": args.rows, "before_ms": round(before, 4), "after_ms": round(after, 4)}
     print(json.dumps(result | {"found": found, "tried": log}))
@@ -220,6 +235,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=90.0, help="no new tile is tried after this")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile; 0: none")
+    parser.add_argument("--only", help='parts to look at: "cut 16", "cut 64", gate_up, down, qkv, o')
+    parser.add_argument("--tiles", help="a table to begin with instead of the shipped one")
     parser.add_argument("--out", help="where to write the table")
     return parser.parse_args(argv)
 

@@ -56,14 +56,20 @@ def test_norm_heads(device, dtype, seed, splits, size, added, biased, heads, d, 
 
 
 @on
-@given(**streams, added=st.booleans(), half=st.sampled_from([16, 50, 128]), block_n=st.sampled_from([2, 8, 32]))
+@given(
+    **streams,
+    added=st.booleans(),
+    half=st.sampled_from([16, 50, 128]),
+    block_n=st.sampled_from([2, 8, 32]),
+    turns=st.sampled_from([1, 2, 3]),
+)
 @quick
-def test_norm_gated(device, dtype, seed, splits, size, added, half, block_n):
+def test_norm_gated(device, dtype, seed, splits, size, added, half, block_n, turns):
     from paceline.kernels.normed_triton import norm_gated
 
     weight = random(seed + 3, dtype, 2 * half, size, scale=size**-0.5)
     given = stream(seed, dtype, splits, size, added), random(seed + 4, dtype, size), 1e-5, weight
-    got = norm_gated(*move(given, device), Tile(block_n, vector=True, norm=True))
+    got = norm_gated(*move(given, device), Tile(block_n, vector=True, norm=True, turns=turns))
     for a, b in zip(got, normed.norm_gated(*given), strict=True):
         near(a, b, dtype)
 

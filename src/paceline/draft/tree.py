@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.kernels.landing import agreed
 from paceline.kernels.paged_attention import chain_tree
 
 
@@ -49,8 +50,7 @@ def walk(
     Returns how many guesses hold, int64 [B], and the members on the way down, int64 [B, depth + 1]; behind the last
     one that holds the way is meaningless. `usable` [B, T] is false for members that had no place in the cache."""
     if shape.lineage is None:
-        right = (guesses == winners[:, :-1]) & usable[:, 1:]
-        return right.long().cumprod(1).sum(1), shape.depth
+        return agreed(guesses, winners, usable), shape.depth
     assert parents is not None
     right = (guesses == winners.gather(1, parents.long())) & usable[:, 1:]
     right = torch.cat((torch.ones_like(right[:, :1]), right), 1)

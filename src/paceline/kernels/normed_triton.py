@@ -1,7 +1,7 @@
 """The GPU form of `kernels.normed`: every program adds up the row and makes its norm, which the cache has for all.
 
-A program's weights are all of its rows at once. Launched early, it takes them before its turn and has them when the row
-is ready.
+A program's weights are all of its rows at once, or a block of them after the other. Launched early, it takes the first
+before its turn and has them when the row is ready; of those that follow it always has the next on their way.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def norm_gated(stream: Sum, norm: Tensor, eps: float, weight: Tensor, tile: Tile
     x = torch.empty(1, size, dtype=stream.x.dtype, device=weight.device)
     out = torch.empty(1, half, dtype=x.dtype, device=x.device)
     early = starts_early(x.device)
-    _norm_gated[(triton.cdiv(half, tile.block_n),)](
+    _norm_gated[(triton.cdiv(half, tile.block_n * tile.turns),)](
         *_row(stream), norm, x, weight, out, half, size, weight.stride(0), eps,
-        BLOCK_N=tile.block_n, **_sizes(stream, size), PDL=early, num_warps=tile.warps, launch_pdl=early,
+        BLOCK_N=tile.block_n, TURNS=tile.turns, **_sizes(stream, size), PDL=early,
+        num_warps=tile.warps, launch_pdl=early,
     )  # fmt: skip
     return x, out
 
@@ -133,14 +134,21 @@ def _norm_heads(
 @triton.jit
 def _norm_gated(
     residual, parts, added, norm, x, weight, out, half, size, weight_stride, eps,
-    BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, ADDED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, TURNS: tl.constexpr, SPLITS: tl.constexpr, ADDED: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = tl.program_id(0) * BLOCK_N * TURNS + tl.arange(0, BLOCK_N)
+    below = weight + half.to(tl.int64) * weight_stride
     wide = tl.minimum(n, half - 1).to(tl.int64) * weight_stride
-    gates = _taken(weight, wide, size, BLOCK)
-    ups = _taken(weight + half.to(tl.int64) * weight_stride, wide, size, BLOCK)
+    gates, ups = _taken(weight, wide, size, BLOCK), _taken(below, wide, size, BLOCK)
     normed = _normed(residual, parts, added, norm, x, size, eps, SPLITS, ADDED, BLOCK, PDL)
     kind = out.dtype.element_ty
-    gate, up = _times(gates, normed).to(kind).to(tl.float32), _times(ups, normed).to(kind).to(tl.float32)
-    value = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32) * up
-    tl.store(out + n, value.to(kind), mask=n < half)
+    for turn in tl.static_range(TURNS):
+        now_gates, now_ups = gates, ups
+        if turn + 1 < TURNS:
+            wide = tl.minimum(n + BLOCK_N, half - 1).to(tl.int64) * weight_stride
+            gates, ups = _taken(weight, wide, size, BLOCK), _taken(below, wide, size, BLOCK)
+        gate, up = _times(now_gates, normed).to(kind).to(tl.float32), _times(now_ups, normed).to(kind).to(tl.float32)
+        value = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32) * up
+        tl.store(out + n, value.to(kind), mask=n < half)
+        n += BLOCK_N

@@ -6,7 +6,9 @@ Imported only where a GPU runs: machines without one need no Triton.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import triton
@@ -15,13 +17,14 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paceline.kernels.device import processors, starts_early
+from paceline.kernels.product import SHIPPED
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How the work is cut up: what benchmarks/tune_products.py sweeps."""
+    """How the work is cut up: what benchmarks/tune_products.py and tune_steps.py sweep."""
 
     block_n: int = 64
     """Places that are looked at together."""
@@ -37,7 +40,11 @@ class Cut:
     """Whether a program takes the first places of its stretch before its turn, where the context is `settled`."""
 
 
-CUTS = {16: Cut(waves=3, ahead=True), 32: Cut(block_n=128, stages=3), 64: Cut(stages=3, ahead=True)}
+def read_cuts(file: Path) -> dict[int, Cut]:
+    return {int(queries): Cut(**cut) for queries, cut in json.loads(file.read_text())["cuts"].items()}
+
+
+CUTS = read_cuts(SHIPPED)
 """By the queries that a program takes on; measured on an H200."""
 CROWDED = Cut(block_n=32, stages=4)
 """For few queries of so many requests that the context need not be split: more programs fit on a processor."""
@@ -85,9 +92,10 @@ def paged_attention(
         num_warps=max(cut.warps, block_m // 16), num_stages=cut.stages, launch_pdl=early,
     )  # fmt: skip
     if splits > 1:
+        block_s, block_d = max(8, triton.next_power_of_2(splits)), triton.next_power_of_2(d)
         _join[(batch * new * heads,)](
-            part, lse, out, batch * new * heads, splits, D=d, BLOCK_D=triton.next_power_of_2(d),
-            BLOCK_S=max(8, triton.next_power_of_2(splits)), PDL=early, num_warps=1, launch_pdl=early,
+            part, lse, out, batch * new * heads, splits, D=d, BLOCK_D=block_d, BLOCK_S=block_s, PDL=early,
+            num_warps=max(1, block_s * block_d // 2048), launch_pdl=early,
         )  # fmt: skip
     return out
 
@@ -235,9 +243,9 @@ def _join(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    sums = tl.load(lse + s * rows + row, mask=s < splits, other=-float("inf"))
     mask = (s < splits)[:, None] & (dim < D)[None, :]
     p = tl.load(part + (s[:, None] * rows + row) * D + dim[None, :], mask=mask, other=0.0)
+    sums = tl.load(lse + s * rows + row, mask=s < splits, other=-float("inf"))
     w = tl.exp2(sums - tl.max(sums, 0))
     w = w / tl.sum(w, 0)
     tl.store(out + row * D + dim, tl.sum(p * w[:, None], 0).to(out.dtype.element_ty), mask=dim < D)

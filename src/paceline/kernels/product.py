@@ -43,6 +43,8 @@ class Tile:
     """For a single row, blocks of weights that a program asks for at once."""
     norm: bool = False
     """Whether the norm in front of the product is a part of it (`kernels.normed`); for a single row."""
+    turns: int = 1
+    """With gates and a norm, blocks that a program makes one after the other, all with the norm that it made once."""
 
 
 Table = dict[tuple[int, int, int], Tile]
@@ -56,8 +58,10 @@ def read_tiles(file: Path) -> Table:
     return {(e["rows"], e["out"], e["in"]): Tile(**e["tile"]) for e in entries}
 
 
-TILES = read_tiles(Path(__file__).with_name("tiles.json"))
-"""Measured by benchmarks/tune_products.py on an H200; what is not here goes to cuBLAS, and so do other cards."""
+SHIPPED = Path(__file__).with_name("tiles.json")
+TILES = read_tiles(SHIPPED)
+"""Measured on an H200 by benchmarks/tune_products.py and tune_steps.py; what is not here goes to cuBLAS, and so do
+other cards."""
 
 
 @functools.cache

@@ -10,8 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paceline.kernels.device import processors
+from paceline.kernels.device import processors, starts_early
 from paceline.kernels.fused_triton import _GOLDEN, _gumbel, _mix
 
 BLOCK = 1024
@@ -41,17 +42,18 @@ def race(
     column = torch.empty(rows, splits, dtype=torch.int32, device=device)
     tokens = torch.empty(rows, dtype=torch.int64, device=device)
     logprob = torch.empty(rows, dtype=torch.float32, device=device)
+    early = starts_early(device)
     _race[(rows, splits)](
         logits, keys, places, temperature, level, ids, part, column,
         logits.stride(0), keys.stride(0), places.stride(0), temperature.stride(0),
         0 if level is None else level.stride(0), 0 if level is None else level.stride(1),
         rows, each, vocab, stretch, ahead,
-        LEVEL=level is not None, IDS=ids is not None, NOISE=noise, LOGPROB=logprobs, BLOCK=BLOCK,
-        num_warps=4, enable_fp_fusion=False,
+        LEVEL=level is not None, IDS=ids is not None, NOISE=noise, LOGPROB=logprobs, BLOCK=BLOCK, PDL=early,
+        num_warps=4, enable_fp_fusion=False, launch_pdl=early,
     )  # fmt: skip
     _join[(rows,)](
         part, column, ids, tokens, logprob, rows, splits,
-        IDS=ids is not None, LOGPROB=logprobs, BLOCK_S=MAX_SPLITS, num_warps=1,
+        IDS=ids is not None, LOGPROB=logprobs, BLOCK_S=MAX_SPLITS, PDL=early, num_warps=1, launch_pdl=early,
     )  # fmt: skip
     return tokens, logprob
 
@@ -66,10 +68,14 @@ def _race(
     logits_stride, keys_stride, places_stride, temperature_stride, level_stride_b, level_stride_t,
     rows, each, vocab, stretch, ahead,
     LEVEL: tl.constexpr, IDS: tl.constexpr, NOISE: tl.constexpr, LOGPROB: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     split = tl.program_id(1)
     b = row // each
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     warmth = tl.load(temperature + b * temperature_stride)
     greedy = warmth == 0
     cool = tl.where(greedy, 1.0, warmth)
@@ -124,9 +130,12 @@ def _race(
 @triton.jit(do_not_specialize=["rows", "splits"])
 def _join(
     part, column, ids, tokens, logprob, rows, splits,
-    IDS: tl.constexpr, LOGPROB: tl.constexpr, BLOCK_S: tl.constexpr,
+    IDS: tl.constexpr, LOGPROB: tl.constexpr, BLOCK_S: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     s = tl.arange(0, BLOCK_S)
     there = s < splits
     to = row * splits + s

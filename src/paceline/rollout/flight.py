@@ -33,12 +33,6 @@ class Result:
         return Drawn(tokens.tolist(), logprobs.tolist(), (held + 1).tolist())
 
 
-def pack(tokens: Tensor, logprobs: Tensor, held: Tensor | None = None) -> Tensor:
-    """[B, n], [B, n] and [B] -> int32 [B, 2 n + 1], with the floats' bits riding along as integers."""
-    held = tokens.new_zeros(len(tokens)) if held is None else held
-    return torch.cat((tokens.int(), logprobs.float().view(torch.int32), held.int()[:, None]), 1)
-
-
 class Landing:
     """Where results come down on the host: two places, because a round may begin before the last one was read."""
 
@@ -46,7 +40,7 @@ class Landing:
         self._rooms = [torch.empty(rows * (2 * MAX_NODES + 3), dtype=torch.int32, pin_memory=True) for _ in range(2)]
 
     def fetch(self, packed: Tensor) -> Result:
-        """In one copy, which the host does not wait for."""
+        """What `kernels.landing.pack` has packed, in one copy, which the host does not wait for."""
         self._rooms.reverse()
         room = self._rooms[0][: packed.numel()].view(packed.shape)
         room.copy_(packed, non_blocking=True)

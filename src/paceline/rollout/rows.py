@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.kernels.landing import land
 from paceline.rollout.request import MAX_BANNED, Sequence
 from paceline.rollout.sampling import SamplingRows
 
@@ -81,16 +82,13 @@ class Rows:
         if self.apart:
             self.device[:count].copy_(self.host[:count], non_blocking=True)
 
-    def move_on(self, count: int, drawn: Tensor, held: Tensor | None = None) -> None:
-        """On the device: the tokens [count, n] were drawn, of which the first 1 + held [count] count, or the first."""
+    def move_on(self, count: int, drawn: Tensor, logprobs: Tensor, held: Tensor | None = None) -> Tensor | None:
+        """Where the device has rows of its own: the tokens [count, n] were drawn, of which the first 1 + held [count]
+        count, or the first -> all of it packed."""
         if not self.apart:
-            return
+            return None
         rows = self.view(0, count)
-        new = torch.ones_like(rows.context) if held is None else held.int() + 1
-        rows.tokens.copy_(drawn.gather(1, (new - 1).long()[:, None])[:, 0])
-        new = new.where(rows.slot > 0, 0)  # rows that only pad a graph stay where they are
-        rows.context.add_(new)
-        rows.sampling.min_left.sub_(new).clamp_(min=0)
+        return land(rows.tokens, rows.context, rows.slot, rows.sampling.min_left, drawn, logprobs, held)
 
     def have_drafted(self, count: int) -> None:
         """On the device: the drafter has taken in all that there is."""

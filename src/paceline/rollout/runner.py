@@ -18,13 +18,14 @@ from paceline.draft.drafter import Draft
 from paceline.draft.strategy import MAX_NODES, Strategy
 from paceline.draft.tree import chain, tree, walk
 from paceline.draft.tuner import sizes
+from paceline.kernels.landing import pack
 from paceline.kernels.noise import noise_ahead
 from paceline.kernels.settle import settle
 from paceline.model.decoder import Decoder
 from paceline.rollout.attention import DecodeAttention, PrefillAttention
 from paceline.rollout.drafting import NeuralDrafting
 from paceline.rollout.features import FeatureRing
-from paceline.rollout.flight import Drawn, Landing, Result, pack
+from paceline.rollout.flight import Drawn, Landing, Result
 from paceline.rollout.graphs import GraphPool
 from paceline.rollout.pages import PagePool
 from paceline.rollout.rows import Rows, RowsView
@@ -99,7 +100,10 @@ class Runner:
             for slot, f in zip(self.rows.slot[first:last].tolist(), filled, strict=True):
                 self.neural.cache.fill(slot, f.entries, f.length)
         self._batch = (-1, -1)
-        return self._result(self._drawn(tokens[:, None], logprobs[:, None]), len(filled)).read()
+        tokens, logprobs = tokens[:, None], logprobs[:, None]
+        if self._landing is not None:
+            return self._landing.fetch(pack(tokens, logprobs)).read()
+        return Result(tokens, logprobs, tokens.new_zeros(len(tokens))).read()
 
     def decode(self, count: int, filters: bool, batch: int, upload: bool = True) -> Result:
         """One more token for each of the first `count` rows, whose last token is not in the cache yet. `batch` is a
@@ -118,8 +122,7 @@ class Runner:
         tokens, logprobs = draw(self.model.logits(hidden), rows.sampling, rows.context, filters, noise, ahead=1)
         if self.ring is not None and features is not None:
             self.ring.put(rows.slot, rows.context, features[:, None], tokens[:, None])
-        self.rows.move_on(count, tokens[:, None])
-        return self._drawn(tokens[:, None], logprobs[:, None])
+        return self._landed(count, tokens[:, None], logprobs[:, None])
 
     def _steady(self, count: int, rows: RowsView, batch: int) -> DecodeAttention:
         """What this step looks at. While the batch stays the same, the last step's view only moves on."""
@@ -207,8 +210,7 @@ class Runner:
         if self.ring is not None and features is not None:
             features = features.view(count, nodes + 1, -1)
             self.ring.put(rows.slot, rows.context, features, winners, None if is_chain else way, held)
-        self.rows.move_on(count, winners, held)
-        return self._drawn(winners, logprobs, held)
+        return self._landed(count, winners, logprobs, held)
 
     def _tree_noise(self, rows: RowsView, level: Tensor, depth: int, is_chain: bool, ahead: Tensor | None) -> Tensor:
         """The noise [B * T, V] of each member's position, made once per level."""
@@ -242,10 +244,11 @@ class Runner:
             self.rows.upload(bucket)  # catching up changes the rows in between
         return work() if self.graphs is None else self.graphs.run(key, work, self.rows.device[:bucket])
 
-    def _drawn(self, tokens: Tensor, logprobs: Tensor, held: Tensor | None = None) -> tuple[Tensor, ...]:
-        """What a pass leaves for the host; on a GPU in one piece."""
-        if self._landing is not None:
-            return (pack(tokens, logprobs, held),)
+    def _landed(self, count: int, tokens: Tensor, logprobs: Tensor, held: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Move the device's rows on -> what a pass leaves for the host; on a GPU in one piece."""
+        packed = self.rows.move_on(count, tokens, logprobs, held)
+        if self._landing is not None and packed is not None:
+            return (packed,)
         return tokens, logprobs, tokens.new_zeros(len(tokens)) if held is None else held
 
     def _result(self, parts: tuple[Tensor, ...], count: int) -> Result:
