@@ -303,7 +303,7 @@ def tune_attention(args: argparse.Namespace, faults: dict[Any, Any], bandwidth: 
 
 
 def cut_text(c: Cut) -> str:
-    return f"n{c.block_n} m{c.most_m} w{c.warps} s{c.stages} waves{c.waves}"
+    return f"n{c.block_n} m{c.most_m} w{c.warps} s{c.stages} waves{c.waves} splits{c.most_splits}"
 
 
 def main(argv: list[str] | None = None) -> None:

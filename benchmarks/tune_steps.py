@@ -80,9 +80,9 @@ def candidates(part: str, rows: int, out: int, size: int, most: int) -> list[Til
 def cuts(width: int) -> list[Cut]:
     """For programs with so many queries."""
     now = attention.CUTS[width]
-    some = [replace(now, most_splits=m) for m in (64, 16)]
+    some = [replace(now, most_splits=m) for m in (64, 16)] + [replace(now, most_m=width // 2)] * (width > 16)
     some += [replace(now, block_n=n, waves=w) for n in (32, 64, 128) for w in (1, 2, 3)]
-    return [replace(c, ahead=ahead) for ahead in (True, False) for c in some]
+    return [replace(c, stages=stages) for stages in (now.stages, 5 - now.stages) for c in some]
 
 
 def try_normed(config: DecoderConfig, part: str, tile: Tile) -> str | None:
@@ -106,11 +106,10 @@ def descend(
     the one that stands, which begins before its turn."""
     log = []
     for part, key, way in tried:
-        way = way or (replace(ways[key], ahead=True) if key in ways else None)
+        if way is None and isinstance(now := ways.get(key), Tile) and now.weight_first and not now.norm:
+            way = replace(now, ahead=True)  # others begin before their turn anyway, or cannot
         if way is None or ways.get(key) == way:
             continue
-        if isinstance(way, Tile) and way.ahead and (way.norm or not way.weight_first):
-            continue  # which begins before its turn anyway, or cannot
         other = ways | {key: way}
         before, after = timer(ways, other)
         log.append({"part": part, "way": asdict(way), "before_ms": round(before, 4), "after_ms": round(after, 4)})
@@ -122,7 +121,7 @@ def descend(
 
 def short(tile: Tile | Cut) -> str:
     if isinstance(tile, Cut):
-        return f"{tune_products.cut_text(tile)}{' ahead' if tile.ahead else ''}"
+        return tune_products.cut_text(tile)
     extra = [name for name in ("norm", "ahead") if getattr(tile, name)]
     extra += [f"x{tile.unroll}"] * (tile.unroll > 1) + [f"turns{tile.turns}"] * (tile.turns > 1)
     return " ".join([tune_products.tile_text(tile), *extra])

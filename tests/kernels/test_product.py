@@ -31,7 +31,7 @@ TILES = [
     Tile(4, 32, 2, vector=True, unroll=2),
     Tile(8, 512, 1, vector=True, ahead=True),  # more than there is
     Tile(64, 64, 3, stages=3, ahead=True),
-    Tile(16, 512, 2, stages=2, ahead=True),
+    Tile(16, 128, 2, ahead=True),  # in part more than there is
 ]
 
 

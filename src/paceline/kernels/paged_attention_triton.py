@@ -36,8 +36,6 @@ class Cut:
     """Programs per processor that the context is split for; not more, since a few that come last would take a turn of
     their own."""
     most_splits: int = 32
-    ahead: bool = False
-    """Whether a program takes the first places of its stretch before its turn, where the context is `settled`."""
 
 
 def read_cuts(file: Path) -> dict[int, Cut]:
@@ -59,12 +57,10 @@ def paged_attention(
     tree: Tensor,
     span: int | None = None,
     cut: Cut | None = None,
-    settled: bool = False,
 ) -> Tensor:
     """q [B, T, heads, d] with each token's heads side by side, pools [pages, kv_heads, page_size, d],
     table int32 [B, most], context int32 [B], tree int64 [B, T] -> [B, T, heads, d].
-    `span` places behind the context can be seen, by default those of the T tokens. `settled` says that tables and what
-    the context holds were there before the pass began: then they need not be waited for."""
+    `span` places behind the context can be seen, by default those of the T tokens."""
     batch, new, heads, d = q.shape
     _, kv_heads, page_size, _ = k_pool.shape
     group = heads // kv_heads
@@ -87,7 +83,7 @@ def paged_attention(
         q.stride(0), q.stride(1), table.stride(0), context.stride(0), tree.stride(0), tree.stride(1),
         d**-0.5, tiles, batch, new, span or new, table.shape[1], splits,
         HEADS=heads, KV_HEADS=kv_heads, GROUP=group, D=d, BLOCK_D=triton.next_power_of_2(d), PAGE=page_size,
-        BLOCK_M=block_m, BLOCK_N=cut.block_n, AHEAD=cut.ahead and settled, PDL=early,
+        BLOCK_M=block_m, BLOCK_N=cut.block_n, PDL=early,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=max(cut.warps, block_m // 16), num_stages=cut.stages, launch_pdl=early,
     )  # fmt: skip
@@ -111,8 +107,7 @@ def _attend(
     q_stride_b, q_stride_t, table_stride, context_stride, tree_stride_b, tree_stride_t,
     scale, tiles, batch, new, span, most, splits,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0) // tiles
     tile = tl.program_id(0) % tiles
@@ -122,8 +117,7 @@ def _attend(
     dim = tl.arange(0, BLOCK_D)
     if PDL:
         gdc_launch_dependents()
-        if not AHEAD:
-            gdc_wait()
+        gdc_wait()
     cached = tl.load(context + b * context_stride)
     total = tl.minimum(cached + span, most * PAGE)  # new tokens that the table has no room for are seen by nobody
     blocks = tl.cdiv(total, BLOCK_N)
@@ -132,15 +126,6 @@ def _attend(
     last = tl.minimum(total, first + per_split * BLOCK_N)
     # Up to here blocks hold nothing but context, which everybody sees.
     known = tl.maximum(first, tl.minimum(last, cached // BLOCK_N * BLOCK_N))
-    if AHEAD:
-        begin = tl.where(first < known, first, 0)  # a stretch that has no such block takes nothing
-        n = begin + tl.arange(0, BLOCK_N)
-        old = n < tl.where(first < known, known, 0)
-        spot = _spots(pages, begin, n, old, kv, KV_HEADS, PAGE, BLOCK_N, D, True)
-        old_keys = _rows(k_pool, spot, dim, old, D, BLOCK_D, True)
-        old_values = _rows(v_pool, spot, dim, old, D, BLOCK_D, True)
-        if PDL:
-            gdc_wait()
 
     # Rows are the queries of this kv head, token by token: row = token * GROUP + head within the group.
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -156,17 +141,7 @@ def _attend(
     weight = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     scale = scale * _LOG2E  # so that the exponential is a power of two
-    if AHEAD:
-        scores = tl.dot(queries, tl.trans(old_keys), input_precision=PRECISION) * scale
-        scores = tl.where(old[None, :], scores, -1e30)
-        best = tl.maximum(best, tl.max(scores, 1))
-        p = tl.where(old[None, :], tl.exp2(scores - best[:, None]), 0.0)
-        weight = tl.sum(p, 1)
-        acc = tl.dot(p.to(old_values.dtype), old_values, acc, input_precision=PRECISION)
-        start_at = first + BLOCK_N
-    else:
-        start_at = first
-    for start in range(start_at, known, BLOCK_N):
+    for start in range(first, known, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         spot = _spots(pages, start, n, n < last, kv, KV_HEADS, PAGE, BLOCK_N, D, False)
         keys = _rows(k_pool, spot, dim, n < last, D, BLOCK_D, False)
