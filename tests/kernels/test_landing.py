@@ -50,7 +50,7 @@ def test_land(device, checked, seed, batch, count):
     table[:, 2] = torch.randint(0, 2, (batch,), generator=g)  # slot 0 pads
     drawn = torch.randint(0, 2**31 - 1, (batch, count), generator=g)
     logprobs = -torch.rand(batch, count, generator=g)
-    held = torch.randint(0, count, (batch,), generator=g) if checked else None
+    held = torch.randint(0, count, (batch, 3), generator=g)[:, 1] if checked else None
 
     def run(work, where):
         rows = table.to(where, copy=True)

@@ -66,19 +66,20 @@ def land(
     early = starts_early(token.device)
     _land[(batch,)](
         *columns, drawn, logprobs, held, packed, token.stride(0), drawn.stride(0), drawn.stride(1),
-        logprobs.stride(0), logprobs.stride(1), count,
+        logprobs.stride(0), logprobs.stride(1), 0 if held is None else held.stride(0), count,
         HELD=held is not None, BLOCK=1 if count == 1 else MOST, PDL=early, num_warps=1, launch_pdl=early,
     )  # fmt: skip
     return packed
 
 
 @triton.jit(
-    do_not_specialize=["stride", "drawn_stride_b", "drawn_stride_n", "logprobs_stride_b", "logprobs_stride_n", "count"],
+    do_not_specialize=["stride", "drawn_stride_b", "drawn_stride_n", "logprobs_stride_b", "logprobs_stride_n",
+                       "held_stride", "count"],
     do_not_specialize_on_alignment=["token", "context", "slot", "min_left", "drawn", "logprobs", "held"],
-)
+)  # fmt: skip
 def _land(
     token, context, slot, min_left, drawn, logprobs, held, packed,
-    stride, drawn_stride_b, drawn_stride_n, logprobs_stride_b, logprobs_stride_n, count,
+    stride, drawn_stride_b, drawn_stride_n, logprobs_stride_b, logprobs_stride_n, held_stride, count,
     HELD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
@@ -88,7 +89,7 @@ def _land(
         gdc_wait()
     kept = 0
     if HELD:
-        kept = tl.load(held + b).to(tl.int32)
+        kept = tl.load(held + b * held_stride).to(tl.int32)
     drawn += b * drawn_stride_b
     there = i < count
     tokens = tl.load(drawn + i * drawn_stride_n, mask=there, other=0).to(tl.int32)
