@@ -102,12 +102,7 @@ class Check:
         return [(parts.sum(0), gate), (product_triton.gated_product(x, weight, tile), F.silu(gate) * up)]
 
     def normed(self) -> list[tuple[Tensor, Tensor]]:
-        size, splits, d, heads = (
-            self.dice.choice([96, 130]),
-            self.dice.randint(0, 3),
-            self.dice.choice([16, 64]),
-            (6, 2),
-        )
+        size, splits, d = self.dice.choice([96, 130]), self.dice.randint(0, 3), self.dice.choice([16, 64])
         parts = self.normal(splits, 1, size, dtype=torch.float32) if splits else None
         stream, norm = normed.Sum(self.normal(1, size), parts), self.normal(size)
         tile = Tile(self.dice.choice([4, 8]), vector=True, norm=True, turns=self.dice.choice([1, 3]))
@@ -119,7 +114,7 @@ class Check:
         )
         weight, pools = self.normal(10 * d, size, scale=size**-0.5), self.normal(2, 2, 40, d)
         slots = torch.randperm(40, generator=self.generator, device=DEVICE)[:2]
-        turn = self.normal(10 * d), None, self.normal(1, 1, d), self.normal(1, 1, d), heads
+        turn = self.normal(10 * d), None, self.normal(1, 1, d), self.normal(1, 1, d), (6, 2)
         own, plain = (normed.Turn(*turn, Cache(*pool, slots)) for pool in pools)
         got = normed_triton.norm_heads(stream, norm, 1e-6, weight, own, tile)
         expected = normed.norm_heads(stream, norm, 1e-6, weight, plain)

@@ -38,7 +38,7 @@ from paceline.rollout.features import FeatureRing
 from paceline.rollout.pages import PagePool, default_page_size
 from paceline.rollout.rows import Rows
 from paceline.rollout.runner import Runner
-from roofline import GEOMETRY, SMALL_HEAD, config_of
+from passes import GEOMETRY, SMALL_HEAD, config_of
 
 PROCESSORS = 132  # of an H200
 META = torch.device("meta")

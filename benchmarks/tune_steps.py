@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-import roofline
+import passes
 import tune_products
 from paceline.kernels import normed, normed_triton, product
 from paceline.kernels import paged_attention_triton as attention
@@ -34,7 +34,7 @@ from paceline.kernels.normed import Sum, Turn
 from paceline.kernels.paged_attention_triton import Cut
 from paceline.kernels.product import Table, Tile
 from paceline.model import DecoderConfig
-from roofline import Bench, Clock, TimedGraphs, chain, config_of, make_model, pages_for
+from passes import Bench, Clock, TimedGraphs, chain, config_of, make_model, pages_for
 
 Ways = dict[Any, Tile | Cut]
 """Tiles by rows, out and in, and cuts by the queries of a program."""
@@ -132,9 +132,9 @@ class Steps:
 
     def __init__(self, geometry: str, rows: int, context: int, device: torch.device, repeat: int):
         self.clock, self.rows = Clock(device, repeat), rows
-        self.model = make_model(config_of(geometry, context + roofline.ROOM), device)
+        self.model = make_model(config_of(geometry, context + passes.ROOM), device)
         pages = pages_for(rows, context)
-        self.benches = [Bench(self.model, self.clock, rows, context + roofline.ROOM, pages) for _ in range(2)]
+        self.benches = [Bench(self.model, self.clock, rows, context + passes.ROOM, pages) for _ in range(2)]
         self.ways: list[Ways] = [{}, {}]
         for bench in self.benches:
             bench.seat(rows, context)
@@ -200,9 +200,9 @@ def to_try(
 def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
     if args.tiles:
-        roofline.use_table(args.tiles)
+        passes.use_table(args.tiles)
     started, shipped = time.perf_counter(), product.TILES | attention.CUTS
-    config = config_of(args.geometry, args.context + roofline.ROOM)
+    config = config_of(args.geometry, args.context + passes.ROOM)
     tried = to_try(config, args.rows, args.workers, args.only)
     print(f"{len(tried)} ways to try, compiled in {time.perf_counter() - started:.0f} s", flush=True)
 
@@ -228,7 +228,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--geometry", choices=roofline.GEOMETRY, default="1.5b")
+    parser.add_argument("--geometry", choices=passes.GEOMETRY, default="1.5b")
     parser.add_argument("--rows", type=int, choices=product.ROWS, default=1)
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--repeat", type=int, default=15)

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from .conftest import load_file
+from .conftest import benchmark
 
+roofline = benchmark("roofline")
 WAYS = ("cublas", "tiles", "early, 1 MB", "early, 8 MB")
-FILE = Path(__file__).parents[1] / "benchmarks" / "roofline.py"
-
-
-@pytest.fixture(scope="module")
-def roofline():
-    return load_file(FILE)
 
 
 def test_a_small_run(roofline, capsys):

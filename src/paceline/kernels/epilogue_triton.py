@@ -6,9 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paceline.kernels.device import starts_early
+from paceline.kernels.early_triton import take_turn
 from paceline.kernels.epilogue import Cache, HeadNorms
 
 
@@ -34,9 +34,7 @@ def _add_norm(
     i = tl.arange(0, BLOCK)
     there = i < size
     scale = tl.load(weight + i, mask=there, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(PDL)
     total = add_up(parts + row * size, rows * size, residual + row * residual_stride, bias, size, SPLITS, BIAS, BLOCK)
     value = total.to(x.dtype.element_ty)
     tl.store(x + row * size + i, value, mask=there)
@@ -65,6 +63,14 @@ def norm_of(row, scale, size, eps):
     value = row.to(tl.float32)
     root = tl.rsqrt(tl.sum(value * value, 0) / size + eps)
     return (value * root * scale).to(row.dtype)
+
+
+@triton.jit
+def silu_times(gate, up):
+    """silu(gate) * up in the type of both, rounded where the plain form rounds."""
+    wide = gate.to(tl.float32)
+    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
+    return (silu * up.to(tl.float32)).to(gate.dtype)
 
 
 def turn_and_keep(
@@ -102,9 +108,7 @@ def _turn_and_keep(
     other = (dim + D // 2) % D
     every: tl.constexpr = HEADS + 2 * KV_HEADS
     there = (head < every) & (dim < D)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(PDL)
     kind = out.dtype.element_ty
     straight = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
     crossed = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
@@ -158,9 +162,7 @@ def _norm_beside(
     side = tl.program_id(1)
     i = tl.arange(0, BLOCK)
     there = i < size
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(PDL)
     if side == 0:
         token = tl.load(tokens + row * tokens_stride).to(tl.int64)
         value = tl.load(table + token * table_stride + i, mask=there, other=0.0).to(tl.float32)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.kernels.epilogue_triton import silu_times
 from paceline.kernels.noise import GOLDEN, MIX1, MIX2, signed
 
 _GOLDEN = tl.constexpr(signed(GOLDEN))
@@ -62,10 +63,9 @@ def _gated(both, out, size, BLOCK: tl.constexpr):
     n = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = i < size
-    gate = tl.load(both + n * 2 * size + i, mask=there, other=0.0).to(tl.float32)
-    up = tl.load(both + n * 2 * size + size + i, mask=there, other=0.0).to(tl.float32)
-    silu = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + n * size + i, (silu * up).to(out.dtype.element_ty), mask=there)
+    gate = tl.load(both + n * 2 * size + i, mask=there, other=0.0)
+    up = tl.load(both + n * 2 * size + size + i, mask=there, other=0.0)
+    tl.store(out + n * size + i, silu_times(gate, up), mask=there)
 
 
 def write(k: Tensor, v: Tensor, k_rows: Tensor, v_rows: Tensor, slots: Tensor) -> None:

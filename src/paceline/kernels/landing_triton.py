@@ -6,22 +6,21 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paceline.kernels.device import starts_early
-
-MOST = 64  # tokens that a pass can draw for a request
+from paceline.kernels.early_triton import take_turn
+from paceline.kernels.places_triton import MOST_NEW
 
 
 def agreed(guesses: Tensor, winners: Tensor, usable: Tensor) -> Tensor:
     """As `kernels.landing.agreed`."""
     batch, count = guesses.shape
-    assert count < MOST, "a tree's visibility is a mask of as many bits"
+    assert count < MOST_NEW, "a tree's visibility is a mask of as many bits"
     held = torch.empty(batch, dtype=torch.int64, device=guesses.device)
     early = starts_early(guesses.device)
     _agreed[(batch,)](
         guesses, winners, usable, held, guesses.stride(0), guesses.stride(1), winners.stride(0), winners.stride(1),
-        usable.stride(0), usable.stride(1), count, BLOCK=MOST, PDL=early, num_warps=1, launch_pdl=early,
+        usable.stride(0), usable.stride(1), count, BLOCK=MOST_NEW, PDL=early, num_warps=1, launch_pdl=early,
     )  # fmt: skip
     return held
 
@@ -37,9 +36,7 @@ def _agreed(
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(PDL)
     there = i < count
     guess = tl.load(guesses + b * guesses_stride + i * guess_stride, mask=there, other=0).to(tl.int64)
     winner = tl.load(winners + b * winners_stride + i * winner_stride, mask=there, other=-1).to(tl.int64)
@@ -60,14 +57,14 @@ def land(
     """As `kernels.landing.land`."""
     batch, count = drawn.shape
     columns = token, context, slot, min_left
-    assert count <= MOST, "a pass draws no more than a tree has members"
+    assert count <= MOST_NEW, "a pass draws no more than a tree has members"
     assert len({c.stride(0) for c in columns}) == 1, "columns of one table"
     packed = torch.empty(batch, 2 * count + 1, dtype=torch.int32, device=token.device)
     early = starts_early(token.device)
     _land[(batch,)](
         *columns, drawn, logprobs, held, packed, token.stride(0), drawn.stride(0), drawn.stride(1),
         logprobs.stride(0), logprobs.stride(1), 0 if held is None else held.stride(0), count,
-        HELD=held is not None, BLOCK=1 if count == 1 else MOST, PDL=early, num_warps=1, launch_pdl=early,
+        HELD=held is not None, BLOCK=1 if count == 1 else MOST_NEW, PDL=early, num_warps=1, launch_pdl=early,
     )  # fmt: skip
     return packed
 
@@ -84,9 +81,7 @@ def _land(
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(PDL)
     kept = 0
     if HELD:
         kept = tl.load(held + b * held_stride).to(tl.int32)

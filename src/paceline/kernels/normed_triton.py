@@ -12,10 +12,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paceline.kernels.device import starts_early
-from paceline.kernels.epilogue_triton import add_up, norm_of
+from paceline.kernels.early_triton import take_turn
+from paceline.kernels.epilogue_triton import add_up, norm_of, silu_times
 from paceline.kernels.product import Tile
 
 if TYPE_CHECKING:
@@ -69,9 +69,7 @@ def _normed(
     """Wait for the row, and make its norm, float32 [BLOCK]; the first program leaves the row in x."""
     i = tl.arange(0, BLOCK)
     scale = tl.load(norm + i, mask=i < size, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(PDL)
     row = add_up(parts, size, residual, added, size, SPLITS, ADDED, BLOCK).to(x.dtype.element_ty)
     if tl.program_id(0) == 0:
         tl.store(x + i, row, mask=i < size)
@@ -148,7 +146,6 @@ def _norm_gated(
         if turn + 1 < TURNS:
             wide = tl.minimum(n + BLOCK_N, half - 1).to(tl.int64) * weight_stride
             gates, ups = _taken(weight, wide, size, BLOCK), _taken(below, wide, size, BLOCK)
-        gate, up = _times(now_gates, normed).to(kind).to(tl.float32), _times(now_ups, normed).to(kind).to(tl.float32)
-        value = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32) * up
-        tl.store(out + n, value.to(kind), mask=n < half)
+        gate, up = _times(now_gates, normed).to(kind), _times(now_ups, normed).to(kind)
+        tl.store(out + n, silu_times(gate, up), mask=n < half)
         n += BLOCK_N

@@ -14,9 +14,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paceline.kernels import device
+from paceline.kernels.early_triton import take_turn
+from paceline.kernels.epilogue_triton import silu_times
 from paceline.kernels.product import Tile
 
 LINE = 128  # bytes that memory is asked for at once
@@ -100,11 +101,9 @@ def _split(
         k = first + tl.arange(0, BLOCK_K)
         at = weight + wide[:, None] + k[None, :]
         taken = tl.load(at, mask=(k < last)[None, :], other=0.0, eviction_policy="evict_first")
-    if PDL:
-        if not AHEAD:
-            _prefetch(weight, wide, first, last, LINES)
-        gdc_launch_dependents()
-        gdc_wait()
+    elif PDL:
+        _prefetch(weight, wide, first, last, LINES)
+    take_turn(PDL)
     m = tl.arange(0, BLOCK_M)
     row = tl.minimum(m, rows - 1) * x_stride
     begin = first
@@ -199,8 +198,7 @@ def _gated(
     if PDL:
         _prefetch(weight, wide, 0, size, LINES)
         _prefetch(below, wide, 0, size, LINES)
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(PDL)
     m = tl.arange(0, BLOCK_M)
     row = tl.minimum(m, rows - 1) * x_stride
     if BLOCK_M == 1:
@@ -234,11 +232,8 @@ def _gated(
             a = _rows(x + row[:, None] + k[None, :], (k < size)[None, :], EVEN)
             gate = tl.dot(a, g, gate, input_precision=PRECISION)
             up = tl.dot(a, u, up, input_precision=PRECISION)
-    # Rounded where the plain form rounds.
-    kind = out.dtype.element_ty
-    gate, up = gate.to(kind).to(tl.float32), up.to(kind).to(tl.float32)
-    value = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32) * up
+    value = silu_times(gate.to(out.dtype.element_ty), up.to(out.dtype.element_ty))
     if WEIGHT_FIRST or BLOCK_M == 1:
-        tl.store(out + m[None, :] * half + n[:, None], value.to(kind), mask=(m < rows)[None, :] & (n < half)[:, None])
+        tl.store(out + m[None, :] * half + n[:, None], value, mask=(m < rows)[None, :] & (n < half)[:, None])
     else:
-        tl.store(out + m[:, None] * half + n[None, :], value.to(kind), mask=(m < rows)[:, None] & (n < half)[None, :])
+        tl.store(out + m[:, None] * half + n[None, :], value, mask=(m < rows)[:, None] & (n < half)[None, :])

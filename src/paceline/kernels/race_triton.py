@@ -10,9 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paceline.kernels.device import processors, starts_early
+from paceline.kernels.early_triton import take_turn
 from paceline.kernels.fused_triton import _GOLDEN, _gumbel, _mix
 
 BLOCK = 1024
@@ -73,9 +73,7 @@ def _race(
     row = tl.program_id(0)
     split = tl.program_id(1)
     b = row // each
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(PDL)
     warmth = tl.load(temperature + b * temperature_stride)
     greedy = warmth == 0
     cool = tl.where(greedy, 1.0, warmth)
@@ -133,9 +131,7 @@ def _join(
     IDS: tl.constexpr, LOGPROB: tl.constexpr, BLOCK_S: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(PDL)
     s = tl.arange(0, BLOCK_S)
     there = s < splits
     to = row * splits + s

@@ -63,5 +63,4 @@ class DecodeAttention:
         from paceline.kernels.paged_attention_triton import paged_attention
 
         q = q.unflatten(0, (-1, self.new))
-        args = q, k_pool, v_pool, self.table, self.context, self.tree
-        return paged_attention(*args).flatten(2).flatten(0, 1)
+        return paged_attention(q, k_pool, v_pool, self.table, self.context, self.tree).flatten(2).flatten(0, 1)

@@ -100,10 +100,7 @@ class Runner:
             for slot, f in zip(self.rows.slot[first:last].tolist(), filled, strict=True):
                 self.neural.cache.fill(slot, f.entries, f.length)
         self._batch = (-1, -1)
-        tokens, logprobs = tokens[:, None], logprobs[:, None]
-        if self._landing is not None:
-            return self._landing.fetch(pack(tokens, logprobs)).read()
-        return Result(tokens, logprobs, tokens.new_zeros(len(tokens))).read()
+        return self._result(self._drawn(tokens[:, None], logprobs[:, None]), len(filled)).read()
 
     def decode(self, count: int, filters: bool, batch: int, upload: bool = True) -> Result:
         """One more token for each of the first `count` rows, whose last token is not in the cache yet. `batch` is a
@@ -245,10 +242,15 @@ class Runner:
         return work() if self.graphs is None else self.graphs.run(key, work, self.rows.device[:bucket])
 
     def _landed(self, count: int, tokens: Tensor, logprobs: Tensor, held: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Move the device's rows on -> what a pass leaves for the host; on a GPU in one piece."""
-        packed = self.rows.move_on(count, tokens, logprobs, held)
-        if self._landing is not None and packed is not None:
-            return (packed,)
+        """Move the device's rows on -> what a pass leaves for the host."""
+        return self._drawn(tokens, logprobs, held, self.rows.move_on(count, tokens, logprobs, held))
+
+    def _drawn(
+        self, tokens: Tensor, logprobs: Tensor, held: Tensor | None = None, packed: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """What was drawn, as the host is told; on a GPU in one piece, which may be `packed` already."""
+        if self._landing is not None:
+            return (pack(tokens, logprobs, held) if packed is None else packed,)
         return tokens, logprobs, tokens.new_zeros(len(tokens)) if held is None else held
 
     def _result(self, parts: tuple[Tensor, ...], count: int) -> Result:
