@@ -121,7 +121,7 @@ class Check:
         return [*pairs, *zip(got, expected, strict=True), (pools[0, :, slots], pools[1, :, slots])]
 
     def epilogues(self) -> list[tuple[Tensor, Tensor]]:
-        splits, rows, size = self.dice.randint(1, 6), self.dice.randint(1, 5), self.dice.choice([96, 130])
+        splits, rows, size = self.dice.randint(0, 6), self.dice.randint(1, 5), self.dice.choice([96, 130])
         wide: dict[str, Any] = {"dtype": torch.float32}
         parts = self.normal(splits, rows, size, **wide), self.normal(rows, size), None, self.normal(size), 1e-6
         pairs = list(zip(epilogue_triton.add_norm(*parts), epilogue.add_norm.plain(*parts), strict=True))
@@ -157,6 +157,8 @@ class Check:
         table, context = self.ints(1, 40, batch, 6, dtype=torch.int32), self.ints(0, 90, batch, dtype=torch.int32)
         args = table, context, new, 16, 3
         pairs = list(zip(places_triton.slots(*args), places.slots.plain(*args), strict=True))
+        trees = table[:, 0], context, self.ints(-1, 9, batch, new, dtype=torch.int32), self.ints(0, 4, batch, new + 1)
+        pairs += zip(places_triton.members(*trees), places.members.plain(*trees), strict=True)
         window = (*self.ints(0, 60, 3, batch, dtype=torch.int32), 16, 24, 40, 8)
         pairs += zip(places_triton.window_table(*window), places.window_table.plain(*window), strict=True)
         turns = self.ints(0, 9000, 5), 10000.0 ** -(torch.arange(32, device=DEVICE) / 32), self.normal(2, 32).float()

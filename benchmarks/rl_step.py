@@ -5,8 +5,9 @@
 
 Each step's prompts are rolled out both ways from the same weights with the same noise, in turns first, and learned from
 once, as `paceline compare` does it; a whole step of a way is its own rollout and rewards, and the update that both
-share. The first step captures graphs and is left out of the ratios, but not of the rewards. Checkpoints are not
-written. MODEL is `embedded`, or one made as make_reasoner.py says. The last line is JSON.
+share. The first step captures graphs and is left out of the ratios, but not of the rewards. At the end stands where the
+rollouts' time went, by how many requests ran at once. Checkpoints are not written. MODEL is `embedded`, or one made as
+make_reasoner.py says. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import argparse  # noqa: E402
 import gc  # noqa: E402
 import json  # noqa: E402
 import tempfile  # noqa: E402
+from collections import Counter, defaultdict  # noqa: E402
 from pathlib import Path  # noqa: E402
 from statistics import fmean, median, stdev  # noqa: E402
 from typing import Any  # noqa: E402
@@ -30,10 +32,11 @@ from paceline.compare import ADAPTIVE, PLAIN, Comparison, Step, joules_of  # noq
 from paceline.config import Config, load_config  # noqa: E402
 from paceline.memory import gb  # noqa: E402
 from paceline.observe.live import LiveView  # noqa: E402
-from paceline.rollout.stats import PARTS  # noqa: E402
+from paceline.rollout.stats import PARTS, Round  # noqa: E402
 from paceline.run import Run  # noqa: E402
 
 WARM_UP = 1  # steps
+UNUSUAL = 5.0  # times the median of its like: a round that captured a graph, or had to wait
 
 
 def parse() -> argparse.Namespace:
@@ -97,9 +100,12 @@ def measure(args: argparse.Namespace, config: Config) -> dict[str, Any]:
     ready = time.time() - STARTED
     print(f"ready after {ready:.1f} s", flush=True)
     cuda = choose_device(config.model.device).type == "cuda"
+    rounds: dict[str, list[Round]] = {PLAIN: [], ADAPTIVE: []}
     try:
         for _ in range(config.steps):
             trainer.step()
+            for way, some in rounds.items():
+                some.extend(trainer.rounds[way] if len(trainer.steps) > WARM_UP else ())
             gc.collect()
             print(line_of(len(trainer.steps), trainer.steps[-1]), flush=True)
             if args.seconds and time.time() - STARTED > args.seconds and len(trainer.steps) > WARM_UP:
@@ -108,6 +114,7 @@ def measure(args: argparse.Namespace, config: Config) -> dict[str, Any]:
         trainer.close()
     result = summarize(trainer.steps)
     result |= {
+        "requests": by_requests(rounds, result["steps"]),
         "model": args.model,
         "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads",
         "settings": {k: v for k, v in vars(args).items() if k != "model"},
@@ -192,6 +199,34 @@ def summarize(steps: list[Step]) -> dict[str, Any]:
     }
 
 
+def by_requests(rounds: dict[str, list[Round]], steps: int) -> list[dict[str, Any]]:
+    """Of every step, by how many requests ran at once (1, 2, up to 4, up to 8, ...): seconds of each way, and of the
+    adaptive one how much of that was in rounds that took unusually long, tokens per request and round, and the strategy
+    that most of the time went to."""
+    table: dict[int, dict[str, list[Round]]] = defaultdict(lambda: {way: [] for way in rounds})
+    for way, some in rounds.items():
+        for r in some:
+            if r.strategy != "prefill":
+                table[1 << max(0, r.batch - 1).bit_length()][way].append(r)
+    rows = []
+    for most, ways in sorted(table.items()):
+        row: dict[str, Any] = {"up_to": most}
+        row["seconds"] = {way: round(sum(r.seconds for r in some) / steps, 3) for way, some in ways.items()}
+        alike: dict[str, list[float]] = defaultdict(list)
+        for r in ways[ADAPTIVE]:
+            alike[r.strategy].append(r.seconds)
+        over = sum(t - median(times) for times in alike.values() for t in times if t > UNUSUAL * median(times))
+        spent = Counter({strategy: sum(times) for strategy, times in alike.items()})
+        texts = sum(r.batch for r in ways[ADAPTIVE])
+        row |= {
+            "unusual_s": round(over / steps, 3),
+            "tokens_per_round": round(sum(r.tokens for r in ways[ADAPTIVE]) / max(1, texts), 2),
+            "mostly": spent.most_common(1)[0][0] if spent else None,
+        }
+        rows.append(row)
+    return rows
+
+
 def print_summary(r: dict[str, Any]) -> None:
     low, high = r["step_speedup_range"]
     print(f"\nwhole step   {r['step_s'][PLAIN]:.2f} s plain, {r['step_s'][ADAPTIVE]:.2f} s adaptive: "
@@ -210,6 +245,12 @@ def print_summary(r: dict[str, Any]) -> None:
     if joules[PLAIN] is not None:
         print(f"energy       {joules[PLAIN]:,.0f} J a step plain, {joules[ADAPTIVE]:,.0f} J adaptive")
     print(f"memory       {r['peak_gb']} GB at most; first token after {r['first_token_s']} s")
+    print("\nrequests     plain  adaptive          unusual  tokens a round  mostly")
+    for row in r["requests"]:
+        plain, adaptive = row["seconds"][PLAIN], row["seconds"][ADAPTIVE]
+        ratio = f"({plain / adaptive:.2f})" if plain and adaptive else ""
+        print(f"up to {row['up_to']:<5} {plain:>5.2f} s  {adaptive:>6.2f} s {ratio:>7}  {row['unusual_s']:>5.2f} s  "
+              f"{row['tokens_per_round']:>14.2f}  {row['mostly'] or ''}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@
 Kernels that start early overlap with those before them, so what is quickest alone need not be quickest in a step. Each
 matrix of a layer in turn is given every tile that may be worth it, in a graph of the engine's own pass on random
 weights; a tile that makes the pass quicker than the best so far, both measured in turns, stays. For one row the pass is
-a decode step, and tiles may take the norm in front of them along; for eight it is both a check of eight tokens of one
-request and a step of eight. How attention is cut up is looked at first. The table that is written is the shipped one
-with what was found. The last line is JSON.
+a decode step, and tiles may take the norm in front of them along; for more it is both a step of so many requests and a
+check of eight tokens each of fewer. How attention is cut up is looked at first. The table that is written is the
+shipped one with what was found. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Steps:
 
     def works(self, bench: Bench) -> list[Callable[[], Any]]:
         works = [bench.decode(self.rows)]
-        return works if self.rows == 1 else [*works, bench.verify(1, chain(self.rows))]
+        return works if self.rows == 1 else [*works, bench.verify(self.rows // 8, chain(8))]
 
     def __call__(self, ways: Ways, other: Ways) -> tuple[float, float]:
         if ways != self.ways[0]:

@@ -30,6 +30,8 @@ def test_steps_of_both_ways(rl_step, monkeypatch, capsys):
     assert (
         row["rest_s"] >= row["timing_s/update_actor"] - 1e-3 > 0 and row["tokens"]["plain"] == row["tokens"]["adaptive"]
     )
+    most = max(r["requests"], key=lambda row: row["seconds"]["plain"])
+    assert 0 < sum(row["seconds"]["plain"] for row in r["requests"]) < r["rollout_s"]["plain"] and most["up_to"] <= 4
     assert sum(r["shares"].values()) == pytest.approx(1.0, abs=0.01) and r["first_token_s"] >= r["ready_s"] > 0
     assert r["plan_gb"]["weights"] > 0 and r["joules_per_step"] == {"plain": None, "adaptive": None}
 
@@ -63,6 +65,19 @@ def test_the_summary_of_recorded_steps(rl_step):
     assert s["reward_gap"] == 0.0 and s["reward_gap_error"] == pytest.approx(0.1 / 3**0.5, abs=1e-3)
     assert s["joules_per_step"] == {"plain": 1000.0, "adaptive": 400.0} and s["tail"] == 10.0
     assert s["longest"] == {"plain": 9, "adaptive": 5} and s["tokens"] == {"plain": 12, "adaptive": 9}
+
+
+def test_where_the_time_goes_by_requests(rl_step):
+    from paceline.rollout.stats import Round
+
+    plain = [Round(0.0, 1.0, 8, "plain", 8), Round(1.0, 0.5, 5, "plain", 5), Round(2.0, 0.25, 1, "plain", 1)]
+    few = [Round(i, 0.1, 1, "neural:3", 3) for i in range(4)] + [Round(5.0, 2.1, 1, "neural:3", 4)]
+    adaptive = [Round(0.0, 9.0, 8, "prefill", 8), Round(9.0, 1.0, 7, "plain", 7), *few]
+    one, eight = rl_step.by_requests({"plain": plain, "adaptive": adaptive}, 2)
+    assert eight == {"up_to": 8, "seconds": {"plain": 0.75, "adaptive": 0.5}, "unusual_s": 0.0,
+                     "tokens_per_round": 1.0, "mostly": "plain"}  # fmt: skip
+    assert one == {"up_to": 1, "seconds": {"plain": 0.125, "adaptive": 1.25}, "unusual_s": 1.0,
+                   "tokens_per_round": 3.2, "mostly": "neural:3"}  # fmt: skip
 
 
 def test_peers_write_as_much_and_are_stopped(peers, monkeypatch, capsys):

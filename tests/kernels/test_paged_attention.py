@@ -135,6 +135,22 @@ def test_however_the_work_is_cut_up(device):
         assert relative(got, expected) < 1e-5, cut
 
 
+@pytest.mark.parametrize(
+    ("queries", "readers", "places", "cut"),
+    [
+        (16, 4, 4224, "16"), (16, 263, 4224, "16"), (16, 264, 4224, "crowded"),
+        (64, 4, 4224, "lone"), (64, 8, 4224, "lone"), (64, 12, 4224, "64"),  # three requests are no longer few
+        (64, 4, 320, "64"),  # a drafter's window is not split that finely
+        (32, 4, 4224, "32"), (128, 4, 4224, "64"),
+    ],
+)  # fmt: skip
+def test_attention_is_cut_up_by_who_reads(queries, readers, places, cut):
+    from paceline.kernels import paged_attention_triton as attention
+
+    named = {"crowded": attention.CROWDED, "lone": attention.LONE} | {str(n): c for n, c in attention.CUTS.items()}
+    assert attention._cut_for(queries, readers, places, 132) == named[cut]
+
+
 def test_advancing_equals_building_anew():
     """The mask that moves on by a token is the mask of the next pass."""
     table = torch.tensor([[1, 2, 9], [3, 4, 9], [5, 9, 9]], dtype=torch.int32)

@@ -31,6 +31,25 @@ def test_slots(device, seed, batch, new, page, kv_heads):
 
 
 @on
+@given(st.integers(0, 10**6), st.integers(1, 5), st.sampled_from([1, 3, 63]))
+@quick
+def test_members(device, seed, batch, nodes):
+    from paceline.kernels.places_triton import members
+
+    g = torch.Generator().manual_seed(seed)
+    wide = torch.randint(0, 5000, (batch, 6), generator=g, dtype=torch.int32)
+    boxes = torch.randint(-2, 90, (batch, 64), generator=g, dtype=torch.int32)
+    deep = torch.randint(0, 9, (batch, nodes + 1), generator=g)
+    for depth in (deep, torch.arange(nodes + 1).expand(batch, -1)):
+        given_ = wide[:, 1], wide[:, 4], boxes[:, :nodes], depth  # columns of wider rows, as in the engine
+        expected = places.members.plain(*given_)
+        there = wide.to(device)
+        got = members(there[:, 1], there[:, 4], boxes.to(device)[:, :nodes], depth.to(device))
+        for mine, other in zip(got, expected, strict=True):
+            assert mine.dtype == other.dtype and torch.equal(mine.cpu(), other)
+
+
+@on
 @pytest.mark.parametrize(("rows", "d", "rope"), [(1, 16, Rope()), (37, 24, Rope(1e6)), (5, 128, Rope(500000.0))])
 def test_rotations(device, rows, d, rope):
     """Also far into a text, where a rough sine would be noise."""

@@ -91,7 +91,7 @@ def turn_and_keep(
         parts, bias, *(norms or (None, None, 0.0)), cos, sin, out, cache.k_rows, cache.v_rows, cache.slots,
         cos.stride(0), sin.stride(0), rows,
         HEADS=heads[0], KV_HEADS=heads[1], SPLITS=splits, BIAS=bias is not None, NORM=norms is not None,
-        D=d, BLOCK_H=block_h, BLOCK_D=triton.next_power_of_2(d), PDL=early, num_warps=2, launch_pdl=early,
+        D=d, BLOCK_H=block_h, BLOCK_D=triton.next_power_of_2(d // 2), PDL=early, num_warps=2, launch_pdl=early,
     )  # fmt: skip
     return out
 
@@ -104,41 +104,58 @@ def _turn_and_keep(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
-    dim = tl.arange(0, BLOCK_D)[None, :]
-    other = (dim + D // 2) % D
+    low = tl.arange(0, BLOCK_D)[None, :]  # numbers of a head, each with the one that it is turned with, half a head on
+    high = low + D // 2
+    in_head = low < D // 2
     every: tl.constexpr = HEADS + 2 * KV_HEADS
-    there = (head < every) & (dim < D)
+    there = (head < every) & in_head
     take_turn(PDL)
     kind = out.dtype.element_ty
-    straight = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
-    crossed = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+    a = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+    b = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
     for s in tl.static_range(SPLITS):
-        at = (s * rows + row) * every * D + head * D
-        straight += tl.load(parts + at + dim, mask=there, other=0.0).to(tl.float32)
-        crossed += tl.load(parts + at + other, mask=there, other=0.0).to(tl.float32)
+        at = parts + (s * rows + row) * every * D + head * D
+        a += tl.load(at + low, mask=there, other=0.0).to(tl.float32)
+        b += tl.load(at + high, mask=there, other=0.0).to(tl.float32)
     if BIAS:
-        straight += tl.load(bias + head * D + dim, mask=there, other=0.0).to(tl.float32)
-        crossed += tl.load(bias + head * D + other, mask=there, other=0.0).to(tl.float32)
-    plain = straight.to(kind)
-    straight, crossed = plain.to(tl.float32), crossed.to(kind).to(tl.float32)
+        a += tl.load(bias + head * D + low, mask=there, other=0.0).to(tl.float32)
+        b += tl.load(bias + head * D + high, mask=there, other=0.0).to(tl.float32)
+    plain_a, plain_b = a.to(kind), b.to(kind)
+    a, b = plain_a.to(tl.float32), plain_b.to(tl.float32)
     if NORM:
-        root = tl.rsqrt(tl.sum(straight * straight, 1) / D + eps)[:, None]
+        root = tl.rsqrt(tl.sum(a * a + b * b, 1) / D + eps)[:, None]
         is_q = head < HEADS
-        near = tl.where(is_q, tl.load(q_norm + dim, mask=dim < D), tl.load(k_norm + dim, mask=dim < D))
-        far = tl.where(is_q, tl.load(q_norm + other, mask=dim < D), tl.load(k_norm + other, mask=dim < D))
-        straight = (straight * root * near.to(tl.float32)).to(kind).to(tl.float32)
-        crossed = (crossed * root * far.to(tl.float32)).to(kind).to(tl.float32)
-    c = tl.load(cos + row * cos_stride + dim, mask=dim < D, other=0.0).to(tl.float32)
-    s = tl.load(sin + row * sin_stride + dim, mask=dim < D, other=0.0).to(tl.float32)
-    turned = ((straight * c).to(kind).to(tl.float32) + crossed * s).to(kind)
-    value = tl.where(head < HEADS + KV_HEADS, turned, plain)
-    tl.store(out + (row * every + head) * D + dim, value, mask=there)
+        a = _scaled(a, root, q_norm + low, k_norm + low, is_q, in_head, kind)
+        b = _scaled(b, root, q_norm + high, k_norm + high, is_q, in_head, kind)
+    cos += row * cos_stride
+    sin += row * sin_stride
+    turned = head < HEADS + KV_HEADS
+    value_a = tl.where(turned, _turned(a, b, cos + low, sin + low, in_head, kind), plain_a)
+    value_b = tl.where(turned, _turned(b, a, cos + high, sin + high, in_head, kind), plain_b)
+    to = out + (row * every + head) * D
+    tl.store(to + low, value_a, mask=there)
+    tl.store(to + high, value_b, mask=there)
     is_k = (head >= HEADS) & (head < HEADS + KV_HEADS)
     is_v = (head >= HEADS + KV_HEADS) & (head < every)
     which = tl.where(is_k, head - HEADS, head - HEADS - KV_HEADS)
     place = tl.load(slots + row * KV_HEADS + which, mask=is_k | is_v, other=0) * D
-    tl.store(k_rows + place + dim, value, mask=there & is_k)
-    tl.store(v_rows + place + dim, value, mask=there & is_v)
+    tl.store(k_rows + place + low, value_a, mask=there & is_k)
+    tl.store(k_rows + place + high, value_b, mask=there & is_k)
+    tl.store(v_rows + place + low, value_a, mask=there & is_v)
+    tl.store(v_rows + place + high, value_b, mask=there & is_v)
+
+
+@triton.jit
+def _scaled(value, root, q_norm, k_norm, is_q, mask, kind: tl.constexpr):
+    scale = tl.where(is_q, tl.load(q_norm, mask=mask, other=0.0), tl.load(k_norm, mask=mask, other=0.0))
+    return (value * root * scale.to(tl.float32)).to(kind).to(tl.float32)
+
+
+@triton.jit
+def _turned(value, other, cos, sin, mask, kind: tl.constexpr):
+    c = tl.load(cos, mask=mask, other=0.0).to(tl.float32)
+    s = tl.load(sin, mask=mask, other=0.0).to(tl.float32)
+    return ((value * c).to(kind).to(tl.float32) + other * s).to(kind)
 
 
 def norm_beside(tokens: Tensor, table: Tensor, table_norm: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:

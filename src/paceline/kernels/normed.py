@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from paceline.kernels.epilogue import Cache, HeadNorms, add_norm, turn_and_keep
@@ -27,9 +26,8 @@ class Sum(NamedTuple):
 
     def normed(self, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """The sum, and its norm."""
-        if self.parts is None:
-            return self.x, torch.rms_norm(self.x, (self.x.shape[-1],), weight, eps)
-        return add_norm(self.parts, self.x, self.bias, weight, eps)
+        parts = self.x.new_empty(0, *self.x.shape) if self.parts is None else self.parts
+        return add_norm(parts, self.x, self.bias, weight, eps)
 
 
 class Turn(NamedTuple):

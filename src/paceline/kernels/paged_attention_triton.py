@@ -46,6 +46,9 @@ CUTS = read_cuts(SHIPPED)
 """By the queries that a program takes on; measured on an H200."""
 CROWDED = Cut(block_n=32, stages=4)
 """For few queries of so many requests that the context need not be split: more programs fit on a processor."""
+LONE = Cut(block_n=32, stages=3)
+"""For many queries of a request or two, whose context is split as finely as it may be: shorter blocks share it out more
+evenly."""
 
 
 def paged_attention(
@@ -66,8 +69,7 @@ def paged_attention(
     group = heads // kv_heads
     rows = new * group
     wide = max(16, triton.next_power_of_2(rows))
-    crowded = wide == 16 and batch * kv_heads >= 2 * processors(q.device)
-    cut = cut or (CROWDED if crowded else CUTS[min(wide, max(CUTS))])
+    cut = cut or _cut_for(wide, batch * kv_heads, table.shape[1] * page_size, processors(q.device))
     block_m = min(cut.most_m, wide)
     tiles = triton.cdiv(rows, block_m)
     most_blocks = triton.cdiv(table.shape[1] * page_size, cut.block_n)
@@ -94,6 +96,14 @@ def paged_attention(
             num_warps=max(1, block_s * block_d // 2048), launch_pdl=early,
         )  # fmt: skip
     return out
+
+
+def _cut_for(wide: int, readers: int, places: int, most: int) -> Cut:
+    """For `wide` queries of each of so many readers of a context of up to so many places, on `most` processors."""
+    if wide == 16 and readers >= 2 * most:
+        return CROWDED
+    lone = LONE.waves * most // readers >= LONE.most_splits and places >= LONE.most_splits * LONE.block_n
+    return LONE if wide == max(CUTS) and lone else CUTS[min(wide, max(CUTS))]
 
 
 # Compiled once for all strides and counts that nothing is gained by knowing: it takes a second each time.

@@ -27,6 +27,15 @@ def slots(table: Tensor, context: Tensor, new: int, page_size: int, kv_heads: in
     return (first + (place % page_size)[..., None]).view(-1), pages > 0
 
 
+@twin("places_triton", lambda token, *_: has_kernels(token))
+def members(token: Tensor, context: Tensor, guesses: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+    """Of trees with the roots `token`, int32 [B], and guesses int32 [B, T - 1]: every member's token, the root first,
+    int32 [B * T], and its position int32 [B * T], as deep in the tree [B, T] behind the context [B] as it is. A guess
+    below zero, which is none, is looked at as token 0."""
+    tokens = torch.cat((token[:, None], guesses.clamp(min=0)), 1)
+    return tokens.flatten(), (context[:, None] + depth).int().flatten()
+
+
 @functools.lru_cache(maxsize=256)  # made once, outside of any graph capture
 def up_to(n: int, device: torch.device) -> Tensor:
     return torch.arange(n, device=device)

@@ -7,6 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.kernels.device import starts_early
+from paceline.kernels.early_triton import take_turn
+
 MOST_NEW = 64  # tokens that a pass adds to a request
 
 
@@ -14,12 +17,12 @@ def slots(table: Tensor, context: Tensor, new: int, page_size: int, kv_heads: in
     batch, most = table.shape
     out = torch.empty(batch * new * kv_heads, dtype=torch.int64, device=table.device)
     usable = torch.empty(batch, new, dtype=torch.bool, device=table.device)
-    block = 1 if new == 1 else MOST_NEW
+    block, early = 1 if new == 1 else MOST_NEW, starts_early(table.device)
     assert new <= block, "a tree's visibility is a mask of as many bits"
     _slots[(batch,)](
         table, context, out, usable, table.stride(0), context.stride(0), new, most,
         PAGE=page_size, KV_HEADS=kv_heads, BLOCK_T=block,
-        BLOCK_H=triton.next_power_of_2(kv_heads), num_warps=1,
+        BLOCK_H=triton.next_power_of_2(kv_heads), PDL=early, num_warps=1, launch_pdl=early,
     )  # fmt: skip
     return out, usable
 
@@ -30,11 +33,12 @@ def slots(table: Tensor, context: Tensor, new: int, page_size: int, kv_heads: in
 )
 def _slots(
     table, context, out, usable, table_stride, context_stride, new, most,
-    PAGE: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+    PAGE: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
     t = tl.arange(0, BLOCK_T)
     head = tl.arange(0, BLOCK_H)[None, :]
+    take_turn(PDL)
     place = tl.load(context + b * context_stride) + t
     page = tl.load(table + b * table_stride + tl.minimum(place // PAGE, most - 1), mask=t < new, other=0)
     page = tl.where(place < most * PAGE, page, 0).to(tl.int64)
@@ -43,24 +47,59 @@ def _slots(
     tl.store(usable + b * new + t, page > 0, mask=t < new)
 
 
+def members(token: Tensor, context: Tensor, guesses: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+    batch, new = depth.shape
+    assert new <= MOST_NEW, "a tree's visibility is a mask of as many bits"
+    tokens, positions = (torch.empty(batch * new, dtype=torch.int32, device=token.device) for _ in range(2))
+    early = starts_early(token.device)
+    _members[(batch,)](
+        token, context, guesses, depth, tokens, positions, token.stride(0), context.stride(0),
+        guesses.stride(0), guesses.stride(1), depth.stride(0), depth.stride(1), new,
+        BLOCK=MOST_NEW, PDL=early, num_warps=1, launch_pdl=early,
+    )  # fmt: skip
+    return tokens, positions
+
+
+@triton.jit(
+    do_not_specialize=["token_stride", "context_stride", "guesses_stride", "guess_stride", "depth_stride_b",
+                       "depth_stride_t", "new"],
+    do_not_specialize_on_alignment=["token", "context", "guesses", "depth", "tokens", "positions"],
+)  # fmt: skip
+def _members(
+    token, context, guesses, depth, tokens, positions, token_stride, context_stride, guesses_stride, guess_stride,
+    depth_stride_b, depth_stride_t, new, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0).to(tl.int64)
+    t = tl.arange(0, BLOCK)
+    take_turn(PDL)
+    there = t < new
+    root = tl.load(token + b * token_stride)
+    guess = tl.load(guesses + b * guesses_stride + (t - 1) * guess_stride, mask=there & (t > 0), other=0)
+    tl.store(tokens + b * new + t, tl.where(t > 0, tl.maximum(guess, 0), root), mask=there)
+    deep = tl.load(depth + b * depth_stride_b + t * depth_stride_t, mask=there, other=0)
+    tl.store(positions + b * new + t, (tl.load(context + b * context_stride) + deep).to(tl.int32), mask=there)
+
+
 def rotations(positions: Tensor, inv_freq: Tensor, signs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     rows, d = len(positions), len(inv_freq)
     cos, sin = (torch.empty(rows, 1, d, dtype=dtype, device=positions.device) for _ in range(2))
-    block = 4
+    block, early = 4, starts_early(positions.device)
     _rotations[(triton.cdiv(rows, block),)](
         positions, inv_freq, signs, cos, sin, positions.stride(0), rows,
-        D=d, BLOCK_N=block, BLOCK_D=triton.next_power_of_2(d), num_warps=4,
+        D=d, BLOCK_N=block, BLOCK_D=triton.next_power_of_2(d), PDL=early, num_warps=4, launch_pdl=early,
     )  # fmt: skip
     return cos, sin
 
 
 @triton.jit(do_not_specialize=["stride", "rows"], do_not_specialize_on_alignment=["positions"])
 def _rotations(
-    positions, inv_freq, signs, cos, sin, stride, rows, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
-):
+    positions, inv_freq, signs, cos, sin, stride, rows,
+    D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     dim = tl.arange(0, BLOCK_D)
     there = (n < rows)[:, None] & (dim < D)[None, :]
+    take_turn(PDL)
     position = tl.load(positions + n.to(tl.int64) * stride, mask=n < rows, other=0).to(tl.float32)
     angle = position[:, None] * tl.load(inv_freq + dim, mask=dim < D, other=0.0)[None, :]
     c = tl.cos(angle) * tl.load(signs + dim, mask=dim < D, other=0.0)[None, :]

@@ -62,7 +62,7 @@ def _precision(x: Tensor) -> str:
 
 def _launch(weight: Tensor, tile: Tile) -> dict[str, int | bool]:
     early = device.starts_early(weight.device)
-    lines = lines_ahead(weight, tile) if early else 1
+    lines = lines_ahead(weight, tile) if early and not tile.ahead else 1
     return {"num_warps": tile.warps, "num_stages": tile.stages, "LINES": lines, "PDL": early, "launch_pdl": early}
 
 

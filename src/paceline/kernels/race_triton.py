@@ -17,6 +17,7 @@ from paceline.kernels.fused_triton import _GOLDEN, _gumbel, _mix
 
 BLOCK = 1024
 MAX_SPLITS = 256
+WAVES = 8  # programs per processor that rows are split for
 
 
 def race(
@@ -35,7 +36,7 @@ def race(
     device = logits.device
     each = rows // len(keys)
     blocks = triton.cdiv(vocab, BLOCK)
-    splits = max(1, min(MAX_SPLITS, blocks, 4 * processors(device) // rows))
+    splits = max(1, min(MAX_SPLITS, blocks, WAVES * processors(device) // rows))
     stretch = triton.cdiv(blocks, splits) * BLOCK
     splits = triton.cdiv(vocab, stretch)
     part = torch.empty(4, rows, splits, dtype=torch.float32, device=device)

@@ -95,7 +95,7 @@ class NeuralDrafting:
         self, rows: RowsView, hidden: Tensor, strategy: Strategy, racing: _Race, attention: Round
     ) -> tuple[Tensor, Tensor]:
         batch, device, depth = len(rows.context), rows.context.device, strategy.depth
-        places = rows.context[:, None] + torch.arange(1, depth + 1, device=device)
+        places = rows.context[:, None] + up_to(depth + 1, device)[1:]
         cos, sin = (x.view(batch, depth, 1, -1) for x in self.drafter.rotations(places.flatten(), hidden.dtype))
         tokens: list[Tensor] = []
         normed: Tensor | None = None

@@ -20,6 +20,7 @@ from paceline.draft.tree import chain, tree, walk
 from paceline.draft.tuner import sizes
 from paceline.kernels.landing import pack
 from paceline.kernels.noise import noise_ahead
+from paceline.kernels.places import members
 from paceline.kernels.settle import settle
 from paceline.model.decoder import Decoder
 from paceline.rollout.attention import DecodeAttention, PrefillAttention
@@ -190,10 +191,9 @@ class Runner:
         rows, model = self.rows.view(0, count), self.model
         guesses, parents = self._guesses[0, :count, :nodes], self._guesses[1, :count, :nodes]
         shape = chain(count, nodes, model.device) if is_chain else tree(parents, depth)
-        tokens = torch.cat((rows.tokens[:, None], guesses.clamp(min=0)), 1)
+        tokens, places = members(rows.tokens, rows.context, guesses, shape.depth)
         attention = DecodeAttention(self.pool, rows.table, rows.context, model.config.heads, shape.bits)
-        places = rows.context[:, None] + shape.depth
-        hidden, features = model(tokens.flatten(), places.flatten(), attention, taps=self.ring is not None)
+        hidden, features = model(tokens, places, attention, taps=self.ring is not None)
         ahead, self._ahead = self._ahead, None
         noise = lambda: self._tree_noise(rows, shape.depth, depth, is_chain, ahead)  # noqa: E731
         logits = model.logits(hidden)
