@@ -152,9 +152,7 @@ class Tuner:
             return
         self.seconds += seconds
         if exploring:
-            # A graph is captured once and serves from then on: that is not charged to the look it came with.
-            captured = not warm and not made_up
-            self.explored += min(seconds, self._cost(self.bucket(batch), strategy)) if captured else seconds
+            self.explored += seconds  # with what a graph took to capture: most looks find nothing that it would serve
         if warm:
             self._costs[strategy].setdefault(self.bucket(batch), Cost()).add(seconds, self.round)
         elif made_up:
