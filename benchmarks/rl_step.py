@@ -215,7 +215,8 @@ def by_requests(rounds: dict[str, list[Round]], steps: int) -> list[dict[str, An
         alike: dict[str, list[float]] = defaultdict(list)
         for r in ways[ADAPTIVE]:
             alike[r.strategy].append(r.seconds)
-        over = sum(t - median(times) for times in alike.values() for t in times if t > UNUSUAL * median(times))
+        usual = {strategy: median(times) for strategy, times in alike.items()}
+        over = sum(t - usual[s] for s, times in alike.items() for t in times if t > UNUSUAL * usual[s])
         spent = Counter({strategy: sum(times) for strategy, times in alike.items()})
         texts = sum(r.batch for r in ways[ADAPTIVE])
         row |= {

@@ -343,11 +343,11 @@ def main(argv: list[str] | None = None) -> None:
     print(json.dumps(summary))
 
 
-def write_table(tiles: Table, cuts: dict[int, Cut], device: str, file: Path) -> None:
+def write_table(tiles: Table, cuts: dict[str, Cut], device: str, file: Path) -> None:
     """As kernels/tiles.json has it, a tile a line, without what goes without saying."""
     entries = [{"rows": r, "out": out, "in": size, "tile": _told(tile)} for (r, out, size), tile in tiles.items()]
     lines = ",\n".join("  " + json.dumps(e) for e in entries)
-    told = json.dumps({queries: _told(cut) for queries, cut in cuts.items()})
+    told = json.dumps({name: _told(cut) for name, cut in cuts.items()})
     file.write_text(f'{{"device": "{device}", "tiles": [\n{lines}\n], "cuts": {told}}}\n')
 
 

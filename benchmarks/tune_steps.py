@@ -34,12 +34,14 @@ from paceline.kernels.normed import Sum, Turn
 from paceline.kernels.paged_attention_triton import Cut
 from paceline.kernels.product import Table, Tile
 from paceline.model import DecoderConfig
+from paceline.rollout.pages import default_page_size
 from passes import Bench, Clock, TimedGraphs, chain, config_of, make_model, pages_for
 
 Ways = dict[Any, Tile | Cut]
-"""Tiles by rows, out and in, and cuts by the queries of a program."""
+"""Tiles by rows, out and in, and cuts by name."""
 Timer = Callable[[Ways, Ways], tuple[float, float]]
 """Milliseconds of a pass done in one way and in another, measured in turns."""
+CHECKED = 8  # tokens of a request, where the pass is a check
 CLEARLY = 0.998  # of the time before: what a tile must stay below
 # For a single row. block_n and warps of products that take their norm along, with all of a row at once.
 NORMED = [(2, 4), (4, 4), (4, 8), (8, 8), (16, 16)]
@@ -77,10 +79,19 @@ def candidates(part: str, rows: int, out: int, size: int, most: int) -> list[Til
     return found
 
 
-def cuts(width: int) -> list[Cut]:
-    """For programs with so many queries."""
-    now = attention.CUTS[width]
-    some = [replace(now, most_splits=m) for m in (64, 16)] + [replace(now, most_m=width // 2)] * (width > 16)
+def cut_names(config: DecoderConfig, rows: int, context: int, most: int) -> list[str]:
+    """Of the passes that are measured, for a card with `most` processors."""
+    group = config.heads // config.kv_heads
+    measured = [(rows, 1)] if rows == 1 else [(rows, 1), (rows // CHECKED, CHECKED)]
+    page = default_page_size(tune_products.DEVICE, rows)
+    case = lambda batch, new: (new * group, batch * config.kv_heads, context, page, most)  # noqa: E731
+    return sorted({attention.cut_name(*case(batch, new)) for batch, new in measured})
+
+
+def cuts(name: str) -> list[Cut]:
+    now = attention.CUTS[name]
+    half = [replace(now, most_m=attention.WIDEST // 2)] * (name in (str(attention.WIDEST), "lone"))
+    some = [replace(now, most_splits=m) for m in (64, 16)] + half
     some += [replace(now, block_n=n, waves=w) for n in (32, 64, 128) for w in (1, 2, 3)]
     return [replace(c, stages=stages) for stages in (now.stages, 5 - now.stages) for c in some]
 
@@ -141,7 +152,7 @@ class Steps:
 
     def works(self, bench: Bench) -> list[Callable[[], Any]]:
         works = [bench.decode(self.rows)]
-        return works if self.rows == 1 else [*works, bench.verify(self.rows // 8, chain(8))]
+        return works if self.rows == 1 else [*works, bench.verify(self.rows // CHECKED, chain(CHECKED))]
 
     def __call__(self, ways: Ways, other: Ways) -> tuple[float, float]:
         if ways != self.ways[0]:
@@ -170,20 +181,19 @@ def tiles_of(ways: Ways) -> Table:
     return {key: way for key, way in ways.items() if isinstance(way, Tile)}
 
 
-def cuts_of(ways: Ways) -> dict[int, Cut]:
+def cuts_of(ways: Ways) -> dict[str, Cut]:
     return {key: way for key, way in ways.items() if isinstance(way, Cut)}
 
 
 def to_try(
-    config: DecoderConfig, rows: int, workers: int, only: str | None = None
+    config: DecoderConfig, rows: int, context: int, workers: int, only: str | None = None
 ) -> list[tuple[str, Any, Tile | Cut | None]]:
     """Cuts, then tiles that compile, matrix by matrix, then those that were found with their first weights early."""
     wanted = only.split(",") if only else None
-    group = config.heads // config.kv_heads
-    widths = sorted({max(16, 1 << (n * group - 1).bit_length()) for n in (1, rows)} & attention.CUTS.keys())
-    found: list[tuple[str, Any, Tile | Cut | None]] = [(f"cut {w}", w, cut) for w in widths for cut in cuts(w)]
-    found = [way for way in found if wanted is None or way[0] in wanted]
     shapes, most = matrices(config), processors(tune_products.DEVICE)
+    names = cut_names(config, rows, context, most)
+    found: list[tuple[str, Any, Tile | Cut | None]] = [(f"cut {n}", n, cut) for n in names for cut in cuts(n)]
+    found = [way for way in found if wanted is None or way[0] in wanted]
     shapes = {part: shape for part, shape in shapes.items() if wanted is None or part in wanted}
     tiles = {part: candidates(part, rows, *shape, most) for part, shape in shapes.items()}
     jobs = {("product", rows, replace(t, splits=1)) for some in tiles.values() for t in some if not t.norm}
@@ -203,7 +213,7 @@ def main(argv: list[str] | None = None) -> None:
         passes.use_table(args.tiles)
     started, shipped = time.perf_counter(), product.TILES | attention.CUTS
     config = config_of(args.geometry, args.context + passes.ROOM)
-    tried = to_try(config, args.rows, args.workers, args.only)
+    tried = to_try(config, args.rows, args.context, args.workers, args.only)
     print(f"{len(tried)} ways to try, compiled in {time.perf_counter() - started:.0f} s", flush=True)
 
     def in_time() -> Iterator[tuple[str, Any, Tile | Cut | None]]:
@@ -234,7 +244,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=90.0, help="no new tile is tried after this")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile; 0: none")
-    parser.add_argument("--only", help='parts to look at: "cut 16", "cut 64", gate_up, down, qkv, o')
+    parser.add_argument("--only", help='parts to look at: "cut 16", "cut lone", gate_up, down, qkv, o')
     parser.add_argument("--tiles", help="a table to begin with instead of the shipped one")
     parser.add_argument("--out", help="where to write the table")
     return parser.parse_args(argv)

@@ -43,7 +43,7 @@ def test_a_small_run(tune_steps, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tune_steps, "LONE", [])
     monkeypatch.setattr(tune_steps, "TURNS", [])
     monkeypatch.setattr(tune_steps, "CLEARLY", 0.0)
-    monkeypatch.setattr(tune_steps, "cuts", lambda width: [tune_steps.Cut(block_n=16)])
+    monkeypatch.setattr(tune_steps, "cuts", lambda name: [tune_steps.Cut(block_n=16)])
     out, shipped, cuts = tmp_path / "tiles.json", product.TILES, attention.CUTS
     words = ["--geometry", "tiny", "--rows", "1", "--context", "20", "--repeat", "1", "--workers", "0"]
     tune_steps.main([*words, "--out", str(out)])

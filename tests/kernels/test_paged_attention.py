@@ -136,19 +136,18 @@ def test_however_the_work_is_cut_up(device):
 
 
 @pytest.mark.parametrize(
-    ("queries", "readers", "places", "cut"),
+    ("queries", "readers", "places", "page", "name"),
     [
-        (16, 4, 4224, "16"), (16, 263, 4224, "16"), (16, 264, 4224, "crowded"),
-        (64, 4, 4224, "lone"), (64, 8, 4224, "lone"), (64, 12, 4224, "64"),  # three requests are no longer few
-        (64, 4, 320, "64"),  # a drafter's window is not split that finely
-        (32, 4, 4224, "32"), (128, 4, 4224, "64"),
+        (7, 4, 4224, 64, "16"), (7, 263, 4224, 64, "16"), (7, 264, 4224, 64, "crowded"), (7, 264, 256, 1, "16"),
+        (56, 4, 4224, 64, "lone"), (56, 8, 4224, 64, "lone"), (56, 12, 4224, 64, "64"),  # three requests are not few
+        (56, 4, 320, 1, "64"),  # a drafter's window is not split that finely
+        (28, 4, 4224, 64, "32"), (112, 4, 4224, 64, "64"),
     ],
 )  # fmt: skip
-def test_attention_is_cut_up_by_who_reads(queries, readers, places, cut):
+def test_attention_is_cut_up_by_who_reads(queries, readers, places, page, name):
     from paceline.kernels import paged_attention_triton as attention
 
-    named = {"crowded": attention.CROWDED, "lone": attention.LONE} | {str(n): c for n, c in attention.CUTS.items()}
-    assert attention._cut_for(queries, readers, places, 132) == named[cut]
+    assert attention.cut_name(queries, readers, places, page, 132) == name and name in attention.CUTS
 
 
 def test_advancing_equals_building_anew():

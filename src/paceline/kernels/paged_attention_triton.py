@@ -38,17 +38,27 @@ class Cut:
     most_splits: int = 32
 
 
-def read_cuts(file: Path) -> dict[int, Cut]:
-    return {int(queries): Cut(**cut) for queries, cut in json.loads(file.read_text())["cuts"].items()}
+def read_cuts(file: Path) -> dict[str, Cut]:
+    return {name: Cut(**cut) for name, cut in json.loads(file.read_text())["cuts"].items()}
 
 
 CUTS = read_cuts(SHIPPED)
-"""By the queries that a program takes on; measured on an H200."""
-CROWDED = Cut(block_n=32, stages=4)
-"""For few queries of so many requests that the context need not be split: more programs fit on a processor."""
-LONE = Cut(block_n=32, stages=3)
-"""For many queries of a request or two, whose context is split as finely as it may be: shorter blocks share it out more
-evenly."""
+"""As `cut_name` names them; measured on an H200."""
+WIDEST = 64  # queries that cuts are told apart by
+PAGE, LONG = 32, 1024  # places of a page and of a context, from which on both are a cache's and not a drafter's window
+
+
+def cut_name(queries: int, readers: int, places: int, page_size: int, most: int) -> str:
+    """For so many queries of each of so many readers of a context of up to so many places, on `most` processors: the
+    power of two that they fit in, but for two cases. Few queries of so many requests that the context need not be split
+    are `crowded`: with small blocks more programs fit on a processor. Many queries of a request or two, whose context
+    is split finely, are `lone`: small blocks share it out more evenly."""
+    wide = min(WIDEST, max(16, triton.next_power_of_2(queries)))
+    if wide == 16 and readers >= 2 * most and page_size >= PAGE:
+        return "crowded"
+    if WIDEST // 2 < queries <= WIDEST and 16 * readers <= most and places >= LONG:
+        return "lone"
+    return str(wide)
 
 
 def paged_attention(
@@ -68,11 +78,11 @@ def paged_attention(
     _, kv_heads, page_size, _ = k_pool.shape
     group = heads // kv_heads
     rows = new * group
-    wide = max(16, triton.next_power_of_2(rows))
-    cut = cut or _cut_for(wide, batch * kv_heads, table.shape[1] * page_size, processors(q.device))
-    block_m = min(cut.most_m, wide)
+    places = table.shape[1] * page_size
+    cut = cut or CUTS[cut_name(rows, batch * kv_heads, places, page_size, processors(q.device))]
+    block_m = min(cut.most_m, max(16, triton.next_power_of_2(rows)))
     tiles = triton.cdiv(rows, block_m)
-    most_blocks = triton.cdiv(table.shape[1] * page_size, cut.block_n)
+    most_blocks = triton.cdiv(places, cut.block_n)
     wanted = cut.waves * processors(q.device) // (batch * kv_heads * tiles)
     splits = max(1, min(cut.most_splits, most_blocks, wanted))
     out = torch.empty(batch, new, heads, d, dtype=q.dtype, device=q.device)
@@ -96,14 +106,6 @@ def paged_attention(
             num_warps=max(1, block_s * block_d // 2048), launch_pdl=early,
         )  # fmt: skip
     return out
-
-
-def _cut_for(wide: int, readers: int, places: int, most: int) -> Cut:
-    """For `wide` queries of each of so many readers of a context of up to so many places, on `most` processors."""
-    if wide == 16 and readers >= 2 * most:
-        return CROWDED
-    lone = LONE.waves * most // readers >= LONE.most_splits and places >= LONE.most_splits * LONE.block_n
-    return LONE if wide == max(CUTS) and lone else CUTS[min(wide, max(CUTS))]
 
 
 # Compiled once for all strides and counts that nothing is gained by knowing: it takes a second each time.

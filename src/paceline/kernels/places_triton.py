@@ -17,11 +17,11 @@ def slots(table: Tensor, context: Tensor, new: int, page_size: int, kv_heads: in
     batch, most = table.shape
     out = torch.empty(batch * new * kv_heads, dtype=torch.int64, device=table.device)
     usable = torch.empty(batch, new, dtype=torch.bool, device=table.device)
-    block, early = 1 if new == 1 else MOST_NEW, starts_early(table.device)
-    assert new <= block, "a tree's visibility is a mask of as many bits"
+    early = starts_early(table.device)
+    assert new <= MOST_NEW, "a tree's visibility is a mask of as many bits"
     _slots[(batch,)](
         table, context, out, usable, table.stride(0), context.stride(0), new, most,
-        PAGE=page_size, KV_HEADS=kv_heads, BLOCK_T=block,
+        PAGE=page_size, KV_HEADS=kv_heads, BLOCK_T=MOST_NEW,
         BLOCK_H=triton.next_power_of_2(kv_heads), PDL=early, num_warps=1, launch_pdl=early,
     )  # fmt: skip
     return out, usable

@@ -12,10 +12,11 @@ def settle(k: Tensor, v: Tensor, slots: Tensor, way: Tensor, held: Tensor) -> No
     layers, rows, d = k.shape
     batch, _, kv_heads = slots.shape
     depth = way.shape[1] - 1
+    block = max(8, triton.next_power_of_2(depth))  # what is less deep need not be compiled apart
     _settle[(layers, batch, kv_heads)](
         k, v, slots, way, held, rows, slots.stride(0), slots.stride(1), slots.stride(2), way.stride(0), way.stride(1),
         held.stride(0), depth,
-        D=d, BLOCK_L=max(8, triton.next_power_of_2(depth)), BLOCK_D=triton.next_power_of_2(d), num_warps=4,
+        D=d, BLOCK_L=block, BLOCK_D=triton.next_power_of_2(d), num_warps=4,
     )  # fmt: skip
 
 
