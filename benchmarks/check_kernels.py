@@ -99,7 +99,18 @@ class Check:
         x, weight = self.normal(rows, size), self.normal(2 * out, size, scale=size**-0.5)
         gate, up = (x.float() @ weight.float().t()).chunk(2, -1)
         parts = product_triton.split_product(x, weight[:out], tile)
-        return [(parts.sum(0), gate), (product_triton.gated_product(x, weight, tile), F.silu(gate) * up)]
+        pairs = [(parts.sum(0), gate), (product_triton.gated_product(x, weight, tile), F.silu(gate) * up)]
+        return pairs if rows == 1 else [*pairs, *self.halves(x, weight, tile)]
+
+    def halves(self, x: Tensor, weight: Tensor, tile: Tile) -> list[tuple[Tensor, Tensor]]:
+        """A norm whose first half is a part of the product before it, and its second of the one behind."""
+        out = len(weight) // 2
+        residual, norm, behind = self.normal(len(x), out), self.normal(out), self.normal(64, out, scale=out**-0.5)
+        added = product_triton.added_product(x, weight[:out], residual, None, norm, tile)
+        stream = normed.Sum(residual, (x.float() @ weight[:out].float().t())[None])
+        expected, hidden = normed.norm_gated(stream, norm, 1e-6, behind)
+        scale = epilogue.Scale(added[2], out, 1e-6)
+        return [(added[0], expected), (product_triton.gated_product(added[1], behind, tile, scale), hidden)]
 
     def normed(self) -> list[tuple[Tensor, Tensor]]:
         size, splits, d = self.dice.choice([96, 130]), self.dice.randint(0, 3), self.dice.choice([16, 64])

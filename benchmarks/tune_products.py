@@ -88,6 +88,10 @@ def try_product(rows: int, tile: Tile) -> str | None:
     x = torch.randn(rows, size, generator=g, device=DEVICE).to(DTYPE)
     weight = (torch.randn(out, size, generator=g, device=DEVICE) * size**-0.5).to(DTYPE)
     expected = x.float() @ weight.float().t()
+    if tile.added:
+        residual, norm = torch.randn(rows, out, device=DEVICE).to(DTYPE), torch.ones(out, device=DEVICE).to(DTYPE)
+        work = lambda: product.added_product(x, weight, residual, None, norm, tile)[0]  # noqa: E731
+        return compare(work, expected + residual.float())
     if tile.gated:
         gate, up = expected.chunk(2, -1)
         return compare(lambda: product.gated_product(x, weight, tile), F.silu(gate) * up)
@@ -252,7 +256,8 @@ def tune_shape(
 
 def tile_text(tile: Tile) -> str:
     way = "vector" if tile.vector else "first" if tile.weight_first else "second"
-    return f"{tile.block_n}x{tile.block_k} /{tile.splits} w{tile.warps} s{tile.stages} {way}"
+    added = " added" if tile.added else ""
+    return f"{tile.block_n}x{tile.block_k} /{tile.splits} w{tile.warps} s{tile.stages} {way}{added}"
 
 
 class AttentionCase:

@@ -54,3 +54,16 @@ def test_one_capture_at_a_time_and_no_garbage_meanwhile():
         assert not gc.isenabled() and not entered
     thread.join()
     assert entered == [False] and gc.isenabled(), "whoever was first does not end it for the other"
+
+
+@pytest.mark.gpu
+def test_a_capture_leaves_what_pytorch_keeps_alone():
+    work = lambda: torch.ones(8, device="cuda") + 1  # noqa: E731
+    warm_up(work)
+    kept = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    where = kept.data_ptr()
+    del kept
+    graph, result = capture(work, torch.cuda.graph_pool_handle())
+    graph.replay()
+    assert result.tolist() == [2] * 8
+    assert torch.empty(1 << 30, dtype=torch.uint8, device="cuda").data_ptr() == where

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.kernels import normed, product
-from paceline.kernels.epilogue import Cache
+from paceline.kernels.epilogue import Cache, Scale
 from paceline.kernels.normed import Sum, Turn
 from paceline.kernels.product import Tile
 
@@ -71,6 +73,49 @@ def test_norm_gated(device, dtype, seed, splits, size, added, half, block_n, tur
     given = stream(seed, dtype, splits, size, added), random(seed + 4, dtype, size), 1e-5, weight
     got = norm_gated(*move(given, device), Tile(block_n, vector=True, norm=True, turns=turns))
     for a, b in zip(got, normed.norm_gated(*given), strict=True):
+        near(a, b, dtype)
+
+
+@on
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.sampled_from([2, 8, 13]),
+    sizes=st.sampled_from([(32, 48), (72, 96), (256, 64)]),
+    heads=st.sampled_from([(1, 1), (6, 2)]),
+    d=st.sampled_from([16, 24]),
+    biased=st.booleans(),
+    tile=st.sampled_from([Tile(16, 32, weight_first=False, stages=2), Tile(64, 64, stages=2)]),
+)
+@quick
+def test_a_norm_in_two_halves(device, dtype, seed, rows, sizes, heads, d, biased, tile):
+    """The first with the product that is added, the second with the one that reads it."""
+    from paceline.kernels import epilogue_triton, product_triton
+
+    (size, inner), every = sizes, heads[0] + 2 * heads[1]
+    weights = (
+        random(seed, dtype, size, inner, scale=inner**-0.5),
+        random(seed + 1, dtype, 2 * 50, size, scale=size**-0.5),
+    )
+    residual, x = random(seed + 2, dtype, rows, size + 8)[:, :size], random(seed + 3, dtype, rows, inner)
+    bias, norm = random(seed + 4, dtype, size) if biased else None, random(seed + 5, dtype, size)
+    there = lambda *some: [None if t is None else t.to(device, copy=True) for t in some]  # noqa: E731
+    stream = Sum(residual, (x.double() @ weights[0].double().t())[None], bias)
+    total, hidden = normed.norm_gated(stream, norm, 1e-5, weights[1])
+    got, scaled, squares = product_triton.added_product(*there(x, weights[0], residual, bias, norm), tile)
+    near(got, total, dtype)
+    scale = Scale(squares, size, 1e-5)
+    near(product_triton.gated_product(scaled, *there(weights[1]), tile, scale), hidden, dtype)
+
+    qkv = random(seed + 6, dtype, every * d, size, scale=size**-0.5)
+    slots = torch.randperm(20 * heads[1], generator=torch.Generator().manual_seed(seed))[: rows * heads[1]]
+    cos, sin = random(seed + 7, dtype, rows, 1, d), random(seed + 8, dtype, rows, 1, d)
+    pool = random(seed + 9, dtype, 2, 20 * heads[1], d)
+    turn = Turn(random(seed + 10, dtype, every * d), None, cos, sin, heads, Cache(*pool.clone(), slots))
+    expected = normed.norm_heads(stream, norm, 1e-5, qkv, turn)[1]
+    parts = product_triton.split_product(scaled, *there(qkv), replace(tile, splits=3))
+    mine = move(turn._replace(cache=Cache(*pool, slots)), device)
+    near(epilogue_triton.turn_and_keep(parts, *mine, scale), expected, dtype)
+    for a, b in zip(mine.cache[:2], turn.cache[:2], strict=True):
         near(a, b, dtype)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -11,12 +12,13 @@ from typing import Any, TypeVar
 import torch
 
 Result = TypeVar("Result")
+ROOM = 1 / 16  # of the card's memory that is to be free before a capture
 _one_at_a_time = threading.Lock()  # a drafter may be trained beside decoding, and both capture graphs
 
 
 def warm_up(work: Callable[[], Any]) -> None:
     """Kernels are compiled and libraries warm up, which must not happen inside a capture."""
-    stream = torch.cuda.Stream()
+    stream = _stream("warm up")
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         work()
@@ -29,9 +31,29 @@ def capture(
     """Work that has warmed up, as a graph, and what every replay of it writes to. Other threads may use the device
     meanwhile."""
     graph = torch.cuda.CUDAGraph()
-    with _alone(), torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
-        result = work()
+    torch.cuda.synchronize()
+    # Not torch.cuda.graph, which gives back all that PyTorch keeps, each time: the next pass would ask for it again.
+    with _alone(), torch.cuda.stream(stream or _stream("capture")):
+        make_room()
+        graph.capture_begin(pool=memory, capture_error_mode="thread_local")
+        try:
+            result = work()
+        finally:
+            graph.capture_end()
     return graph, result
+
+
+def make_room() -> None:
+    """Memory that PyTorch keeps for later cannot be given back during a capture, so some has to be free."""
+    free, total = torch.cuda.mem_get_info()
+    if free < ROOM * total:
+        torch.cuda.empty_cache()
+
+
+@functools.cache
+def _stream(purpose: str) -> torch.cuda.Stream:
+    """One for each purpose: memory that PyTorch keeps is used again on the same stream only."""
+    return torch.cuda.Stream()
 
 
 @contextmanager

@@ -31,6 +31,18 @@ class HeadNorms(NamedTuple):
     eps: float
 
 
+class Scale(NamedTuple):
+    """What a product of rows that are normed but for their size is still to be multiplied by."""
+
+    squares: Tensor  # float32 [parts, rows]: sums of squares, of a part of each row
+    size: int
+    eps: float
+
+    def root(self) -> Tensor:
+        """[rows, 1]"""
+        return torch.rsqrt(self.squares.sum(0) / self.size + self.eps)[:, None]
+
+
 @twin("epilogue_triton", lambda _, residual, *__: has_kernels(residual))
 def add_norm(parts: Tensor, residual: Tensor, bias: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """residual + product (+ bias), and its RMS norm; both [rows, out]."""
@@ -49,11 +61,14 @@ def turn_and_keep(
     sin: Tensor,
     heads: tuple[int, int],
     cache: Cache,
+    scale: Scale | None = None,
 ) -> Tensor:
     """The product of a layer's qkv -> all heads [rows, heads + 2 * kv_heads, d]: queries and keys normed and turned,
     values as they are. Keys and values are in the cache then. cos and sin: [rows, 1, d], for the model's type."""
     wide = torch.promote_types(cos.dtype, torch.float32)
     total = parts.to(wide).sum(0)
+    if scale is not None:
+        total = total * scale.root()
     qkv = (total if bias is None else total + bias.to(wide)).to(cos.dtype)
     q, k, v = qkv.unflatten(1, (-1, cos.shape[-1])).split((*heads, heads[1]), 1)
     if norms is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.kernels.device import starts_early
 from paceline.kernels.early_triton import take_turn
-from paceline.kernels.epilogue import Cache, HeadNorms
+from paceline.kernels.epilogue import Cache, HeadNorms, Scale
 
 
 def add_norm(parts: Tensor, residual: Tensor, bias: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -81,6 +81,7 @@ def turn_and_keep(
     sin: Tensor,
     heads: tuple[int, int],
     cache: Cache,
+    scale: Scale | None = None,
 ) -> Tensor:
     """As `kernels.epilogue.turn_and_keep`."""
     splits, rows, _ = parts.shape
@@ -92,15 +93,39 @@ def turn_and_keep(
         cos.stride(0), sin.stride(0), rows,
         HEADS=heads[0], KV_HEADS=heads[1], SPLITS=splits, BIAS=bias is not None, NORM=norms is not None,
         D=d, BLOCK_H=block_h, BLOCK_D=triton.next_power_of_2(d // 2), PDL=early, num_warps=2, launch_pdl=early,
+        **scale_args(scale),
     )  # fmt: skip
     return out
 
 
-@triton.jit(do_not_specialize=["rows"])
+def scale_args(scale: Scale | None) -> dict[str, Tensor | float | None]:
+    """As kernels take it that may have to multiply a product by it."""
+    if scale is None:
+        return {"squares": None, "square_parts": 0, "row_size": 1, "scale_eps": 0.0, "SCALE": 0}
+    parts = len(scale.squares)
+    block = triton.next_power_of_2(parts)
+    row = {"square_parts": parts, "row_size": scale.size, "scale_eps": scale.eps}
+    return {"squares": scale.squares, **row, "SCALE": block}
+
+
+@triton.jit
+def squares_of(squares, parts, rows, row, BLOCK: tl.constexpr):
+    """Asked for early, and added up when they are needed: float32 [BLOCK, len(row)]."""
+    part = tl.arange(0, BLOCK)[:, None]
+    return tl.load(squares + part * rows + row[None, :], mask=part < parts, other=0.0)
+
+
+@triton.jit
+def root_of(squares, size, eps):
+    return tl.rsqrt(tl.sum(squares, 0) / size + eps)
+
+
+@triton.jit(do_not_specialize=["rows", "square_parts", "row_size"])
 def _turn_and_keep(
     parts, bias, q_norm, k_norm, eps, cos, sin, out, k_rows, v_rows, slots, cos_stride, sin_stride, rows,
+    squares, square_parts, row_size, scale_eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
-    D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+    SCALE: tl.constexpr, D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
@@ -117,6 +142,12 @@ def _turn_and_keep(
         at = parts + (s * rows + row) * every * D + head * D
         a += tl.load(at + low, mask=there, other=0.0).to(tl.float32)
         b += tl.load(at + high, mask=there, other=0.0).to(tl.float32)
+    if SCALE:
+        part = tl.arange(0, SCALE)
+        sums = tl.load(squares + part * rows + row, mask=part < square_parts, other=0.0)
+        root = root_of(sums, row_size, scale_eps)
+        a *= root
+        b *= root
     if BIAS:
         a += tl.load(bias + head * D + low, mask=there, other=0.0).to(tl.float32)
         b += tl.load(bias + head * D + high, mask=there, other=0.0).to(tl.float32)

@@ -43,6 +43,9 @@ class Tile:
     """For a single row, blocks of weights that a program asks for at once."""
     norm: bool = False
     """Whether the norm in front of the product is a part of it (`kernels.normed`); for a single row."""
+    added: bool = False
+    """Whether what the product is added to, and the first half of the norm behind it, are a part of it
+    (`kernels.normed.add_product`); without splits, for several rows."""
     turns: int = 1
     """With gates and a norm, blocks that a program makes one after the other, all with the norm that it made once."""
 

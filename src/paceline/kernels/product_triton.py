@@ -17,7 +17,8 @@ from torch import Tensor
 
 from paceline.kernels import device
 from paceline.kernels.early_triton import take_turn
-from paceline.kernels.epilogue_triton import silu_times
+from paceline.kernels.epilogue import Scale
+from paceline.kernels.epilogue_triton import root_of, scale_args, silu_times, squares_of
 from paceline.kernels.product import Tile
 
 LINE = 128  # bytes that memory is asked for at once
@@ -37,7 +38,26 @@ def split_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
     return part
 
 
-def gated_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
+def added_product(
+    x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None, norm: Tensor, tile: Tile
+) -> tuple[Tensor, Tensor, Tensor]:
+    """residual + x weight^T (+ bias) [rows, out], the same times `norm` [out], and sums of squares of parts of its
+    rows, float32 [parts, rows]."""
+    rows, size = x.shape
+    out = weight.shape[0]
+    total, scaled = (torch.empty(rows, out, dtype=x.dtype, device=x.device) for _ in range(2))
+    programs = triton.cdiv(out, tile.block_n)
+    squares = torch.empty(programs, rows, dtype=torch.float32, device=x.device)
+    _added[(programs,)](
+        x, weight, residual, bias, norm, total, scaled, squares,
+        x.stride(0), weight.stride(0), residual.stride(0), rows, out, size,
+        BLOCK_M=block_rows(rows, tile), BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, EVEN=size % tile.block_k == 0,
+        WEIGHT_FIRST=tile.weight_first, PRECISION=_precision(x), BIAS=bias is not None, **_launch(weight, tile),
+    )  # fmt: skip
+    return total, scaled, squares
+
+
+def gated_product(x: Tensor, weight: Tensor, tile: Tile, scale: Scale | None = None) -> Tensor:
     """x [rows, in], weight [2 * size, in], gate above up -> silu(x gate^T) * (x up^T), [rows, size]"""
     rows, size = x.shape
     half = weight.shape[0] // 2
@@ -46,7 +66,7 @@ def gated_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
         x, weight, out, x.stride(0), weight.stride(0), rows, half, size,
         BLOCK_M=block_rows(rows, tile), BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
         EVEN=size % tile.block_k == 0, WEIGHT_FIRST=tile.weight_first, PRECISION=_precision(x),
-        UNROLL=tile.unroll, **_launch(weight, tile),
+        UNROLL=tile.unroll, **scale_args(scale), **_launch(weight, tile),
     )  # fmt: skip
     return out
 
@@ -122,7 +142,7 @@ def _split(
             a = tl.load(x + row[None, :] + k[:, None], mask=(k < last)[:, None], other=0.0)
             acc = tl.dot(taken, a, acc, input_precision=PRECISION)
             begin += BLOCK_K
-        acc = _sum(acc, x, weight, row, wide, begin, last, BLOCK_K, EVEN, WEIGHT_FIRST, PRECISION)
+        acc = _sum(acc, x, weight, row, m < rows, wide, begin, last, BLOCK_K, EVEN, WEIGHT_FIRST, PRECISION)
     part += split.to(tl.int64) * rows * out
     if WEIGHT_FIRST or BLOCK_M == 1:
         to = part + m[None, :] * out + n[:, None]
@@ -156,6 +176,14 @@ def _rows(pointers, there, EVEN: tl.constexpr):
 
 
 @triton.jit
+def _padded(pointers, alive, there, EVEN: tl.constexpr):
+    """Rows that only fill a block up are not read: every program reads all of x, which adds up."""
+    if EVEN:
+        return tl.load(pointers, mask=alive, other=0.0)
+    return tl.load(pointers, mask=alive & there, other=0.0)
+
+
+@triton.jit
 def _lanes(lanes, x, weight, wide, first, last, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, UNROLL: tl.constexpr):
     """A single row times the rows of the weight that begin at `wide`, over the columns [first, last), not added up."""
     for start in tl.range(first, last, BLOCK_K, loop_unroll_factor=UNROLL):
@@ -167,7 +195,7 @@ def _lanes(lanes, x, weight, wide, first, last, BLOCK_K: tl.constexpr, EVEN: tl.
 
 @triton.jit
 def _sum(
-    acc, x, weight, row, wide, first, last,
+    acc, x, weight, row, alive, wide, first, last,
     BLOCK_K: tl.constexpr, EVEN: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The rows of x times those of the weight that begin at `wide`, over the columns [first, last), added to `acc`."""
@@ -179,16 +207,52 @@ def _sum(
             acc = tl.dot(w, a, acc, input_precision=PRECISION)
         else:
             w = _weights(weight + wide[None, :] + k[:, None], (k < last)[:, None], EVEN)
-            a = _rows(x + row[:, None] + k[None, :], (k < last)[None, :], EVEN)
+            a = _padded(x + row[:, None] + k[None, :], alive[:, None], (k < last)[None, :], EVEN)
             acc = tl.dot(a, w, acc, input_precision=PRECISION)
     return acc
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _gated(
-    x, weight, out, x_stride, weight_stride, rows, half, size,
+def _added(
+    x, weight, residual, bias, norm, total, scaled, squares, x_stride, weight_stride, residual_stride, rows, out, size,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    EVEN: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr, BIAS: tl.constexpr,
+    LINES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    wide = tl.minimum(n, out - 1).to(tl.int64) * weight_stride
+    if PDL:
+        _prefetch(weight, wide, 0, size, LINES)
+    share = tl.load(norm + n, mask=n < out, other=0.0).to(tl.float32)
+    take_turn(PDL)
+    m = tl.arange(0, BLOCK_M)
+    there = (m < rows)[:, None] & (n < out)[None, :]
+    before = tl.load(residual + m[:, None] * residual_stride + n[None, :], mask=there, other=0.0).to(tl.float32)
+    row = tl.minimum(m, rows - 1) * x_stride
+    if WEIGHT_FIRST:
+        acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    else:
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    acc = _sum(acc, x, weight, row, m < rows, wide, 0, size, BLOCK_K, EVEN, WEIGHT_FIRST, PRECISION)
+    if WEIGHT_FIRST:
+        acc = tl.trans(acc)
+    acc += before
+    if BIAS:
+        acc += tl.load(bias + n, mask=n < out, other=0.0).to(tl.float32)[None, :]
+    kind = total.dtype.element_ty
+    value = tl.where(there, acc.to(kind), 0.0).to(kind)
+    to = m[:, None] * out + n[None, :]
+    tl.store(total + to, value, mask=there)
+    value = value.to(tl.float32)
+    tl.store(scaled + to, (value * share[None, :]).to(kind), mask=there)
+    tl.store(squares + tl.program_id(0) * rows + m, tl.sum(value * value, 1), mask=m < rows)
+
+
+@triton.jit(do_not_specialize=["rows", "square_parts", "row_size"])
+def _gated(
+    x, weight, out, x_stride, weight_stride, rows, half, size, squares, square_parts, row_size, scale_eps,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr,
     UNROLL: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program makes the gates of its columns and what they gate in one loop, so both streams are read at once."""
@@ -201,6 +265,8 @@ def _gated(
     take_turn(PDL)
     m = tl.arange(0, BLOCK_M)
     row = tl.minimum(m, rows - 1) * x_stride
+    if SCALE:
+        sums = squares_of(squares, square_parts, rows, tl.minimum(m, rows - 1), SCALE)
     if BLOCK_M == 1:
         gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         ups = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -229,9 +295,15 @@ def _gated(
             k = start + tl.arange(0, BLOCK_K)
             at, there = wide[None, :] + k[:, None], (k < size)[:, None]
             g, u = _weights(weight + at, there, EVEN), _weights(below + at, there, EVEN)
-            a = _rows(x + row[:, None] + k[None, :], (k < size)[None, :], EVEN)
+            a = _padded(x + row[:, None] + k[None, :], (m < rows)[:, None], (k < size)[None, :], EVEN)
             gate = tl.dot(a, g, gate, input_precision=PRECISION)
             up = tl.dot(a, u, up, input_precision=PRECISION)
+    if SCALE:
+        root = root_of(sums, row_size, scale_eps)
+        if WEIGHT_FIRST:
+            gate, up = gate * root[None, :], up * root[None, :]
+        else:
+            gate, up = gate * root[:, None], up * root[:, None]
     value = silu_times(gate.to(out.dtype.element_ty), up.to(out.dtype.element_ty))
     if WEIGHT_FIRST or BLOCK_M == 1:
         tl.store(out + m[None, :] * half + n[:, None], value, mask=(m < rows)[None, :] & (n < half)[:, None])

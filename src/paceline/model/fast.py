@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.kernels.epilogue import Cache, HeadNorms, turn_and_keep
 from paceline.kernels.fused import fuses
-from paceline.kernels.normed import Sum, Turn, norm_gated, norm_heads
+from paceline.kernels.normed import Sum, Turn, add_product, norm_gated, norm_heads
 from paceline.kernels.product import split_product
 
 if TYPE_CHECKING:
@@ -40,11 +40,12 @@ def run_layers(
 ) -> tuple[Tensor, Tensor | None]:
     """x [N, hidden] -> the last layer's output, normed, and the features of the layers `taps`, if there are any."""
     stream, features = Sum(x), []
-    for layer in layers:
+    behind = [*(layer.input_norm for layer in layers[1:]), norm]  # the norm that each layer's output is read with
+    for layer, next_norm in zip(layers, behind, strict=True):
         x, heads = norm_heads(stream, layer.input_norm, layer.eps, layer.qkv, _turn(layer, cos, sin, attention))
         if layer.index in taps:
             features.append(x)
-        stream = _behind_heads(layer, x, heads, attention)
+        stream = _behind_heads(layer, x, heads, attention, next_norm)
     return stream.normed(norm, layers[-1].eps)[1], torch.cat(features, -1) if taps else None
 
 
@@ -53,7 +54,7 @@ def run_layer(
 ) -> tuple[Tensor, Tensor]:
     """x [N, hidden] and what the layer reads of it -> its output, and that normed with what comes next."""
     heads = turn_and_keep(split_product(normed, layer.qkv), *_turn(layer, cos, sin, attention))
-    return _behind_heads(layer, x, heads, attention).normed(norm, layer.eps)
+    return _behind_heads(layer, x, heads, attention, norm).normed(norm, layer.eps)
 
 
 def _turn(layer: Layer, cos: Tensor, sin: Tensor, attention: Any) -> Turn:
@@ -62,11 +63,11 @@ def _turn(layer: Layer, cos: Tensor, sin: Tensor, attention: Any) -> Turn:
     return Turn(w["qkv_bias"], norms, cos, sin, layer.qk_heads, attention.cache(layer.index))
 
 
-def _behind_heads(layer: Layer, x: Tensor, every: Tensor, attention: Any) -> Sum:
+def _behind_heads(layer: Layer, x: Tensor, every: Tensor, attention: Any, next_norm: Tensor) -> Sum:
     """Attention and what follows it, to where the layer's output is to be added up."""
     w: dict[str, Any] = layer._parameters
     heads, kv_heads = layer.qk_heads
     mixed = attention.attend(layer.index, *every.split((heads, kv_heads, kv_heads), 1))
-    stream = Sum(x, split_product(mixed, w["o"]), w["o_bias"])
+    stream = add_product(x, mixed, w["o"], w["o_bias"], w["post_norm"], layer.eps)
     x, hidden = norm_gated(stream, w["post_norm"], layer.eps, w["gate_up"], w["gate_up_bias"])
-    return Sum(x, split_product(hidden, w["down"]), w["down_bias"])
+    return add_product(x, hidden, w["down"], w["down_bias"], next_norm, layer.eps)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from paceline.kernels.capture import capture, warm_up
+from paceline.kernels.capture import capture, make_room, warm_up
 
 Work = Callable[[], tuple[Tensor, ...]]
 
@@ -39,7 +39,7 @@ class GraphPool:
         warm_up(work)
         if changed is not None and before_it is not None:
             changed.copy_(before_it)
-        torch.cuda.empty_cache()  # as a capture does when it begins, which would hide what it takes
+        make_room()  # as a capture does when it begins, which would hide what it takes
         before = torch.cuda.memory_reserved()
         captured = capture(work, self._memory, self._urgent)
         self.memory_bytes += max(0, torch.cuda.memory_reserved() - before)
