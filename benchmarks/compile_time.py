@@ -130,7 +130,7 @@ def walk(runner: Runner, names: list[str]) -> None:
     assert runner.neural is not None
     for batch in runner.ladder:
         runner._decode(batch, False, -1)
-        runner.neural.catch_up(batch, runner.neural.long)
+        runner.neural.catch_up(batch, runner.neural.entries(batch))
         for strategy in [s for s in default_strategies(names)[1:] if s.fits(batch)]:
             if strategy.drafter == NEURAL:
                 runner._propose(batch, strategy)

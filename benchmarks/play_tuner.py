@@ -2,18 +2,22 @@
 
     python benchmarks/play_tuner.py --costs benchmarks/results/roofline-7b-wide-h200.txt --capture-ms 160
 
-A round takes what roofline.py has measured for its batch size and strategy, and a capture more when both meet for the
-first time. Guesses hold by chance. Each step's answers are written plainly, by the tuner, and by one that knows all
-costs and chances and needs no captures; the first step is left out, as in rl_step.py. The last line is JSON.
+A round takes what roofline.py has measured for its batch size and strategy, a capture more when both meet for the first
+time, and passes of a drafter that did not run for a while more. Guesses hold by chance, for some texts more often than
+for others (--spread), and less often at the beginning of a text. Each step's answers are written plainly, by the tuner,
+and by one that knows all costs and chances and needs neither captures nor to catch up; the first step is left out, as
+in rl_step.py, and so is it in the table by how many texts ran at once. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import random
 from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +25,7 @@ from statistics import fmean, median
 from typing import Any
 
 from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
-from paceline.draft.tuner import Tuner, sizes
+from paceline.draft.tuner import Prospect, Tuner, sizes
 
 MOST, LONGEST = 128, 4096
 GUESSES, CONTEXT = 6, 2048  # of the rounds of guesses that roofline.py measures, and of all its passes but one
@@ -29,6 +33,9 @@ TREE = 1.4  # times a chain's guess: what a level of a tree took in speculate-7b
 HOST_MS = 0.1  # of guesses from suffixes
 HOLDS = {"suffix": 0.45, "neural": 0.87, "neural x3": 0.92, "neural x4": 0.935}  # as often as in that file
 DEEPER = 0.005  # less for every level
+EARLY, EARLY_LESS = 150, 0.1  # tokens at the beginning of a text, and how much less often guesses hold there
+STEP, WINDOW, LONG, RECENT, ROWS = 11, 256, 64, 40, 2048  # of a drafter that catches up, as in `rollout.drafting`
+PASS_S, ROW_S = 2e-3, 1.3e-6  # what one takes: waiting for the host, and computing
 
 Curve = list[tuple[float, float]]
 
@@ -74,14 +81,17 @@ class Machine:
         return (max(plain, between(self.checks, batch * s.places)) + draft) / 1e3
 
 
-def holds(s: Strategy, level: int) -> float:
-    return HOLDS[s.drafter if s.chain or s.drafter != NEURAL else f"{NEURAL} x{s.width}"] - DEEPER * level
+@functools.cache
+def holds(s: Strategy, level: int, ease: float = 0.0) -> float:
+    often = HOLDS[s.drafter if s.chain or s.drafter != NEURAL else f"{NEURAL} x{s.width}"]
+    return min(0.99, max(0.0, often - DEEPER * level + ease))
 
 
-def tokens(s: Strategy) -> float:
+@functools.cache
+def tokens(s: Strategy, ease: float) -> float:
     total = alive = 1.0
     for level in range(s.depth):
-        alive *= holds(s, level)
+        alive *= holds(s, level, ease)
         total += alive
     return total
 
@@ -95,6 +105,27 @@ def lengths(dice: random.Random, prompts: int = 16, samples: int = 8) -> list[in
     return found
 
 
+def entries(size: int) -> int:
+    """That a pass of a drafter makes up for each text."""
+    return max(STEP, min(LONG, ROWS // size))
+
+
+@dataclass
+class Text:
+    left: int
+    ease: float  # how much more often guesses hold than for others
+    written: int = 0
+    lag: int = 1  # tokens that the neural drafter has not seen
+
+    @property
+    def chance(self) -> float:
+        return round(self.ease - EARLY_LESS * (self.written < EARLY), 2)
+
+    def write(self, count: int, s: Strategy) -> None:
+        self.left, self.written = self.left - count, self.written + count
+        self.lag = count + (0 if s.drafter == NEURAL else self.lag)
+
+
 @dataclass
 class Play:
     machine: Machine
@@ -102,26 +133,49 @@ class Play:
     dice: random.Random
     captured: set[tuple[Any, ...]] = field(default_factory=set)
     capturing_s: float = 0.0
+    texts: list[Text] = field(default_factory=list)
+    by_texts: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
-    def rollout(self, left: list[int], choose: Callable[[int], Strategy], tuner: Tuner | None = None) -> float:
-        """Seconds until all answers are written; captures are for those who have a tuner."""
-        total, ladder = 0.0, sizes(MOST)
-        while left:
-            s, size = choose(len(left)), ladder[bisect_left(ladder, len(left))]
+    def rollout(self, texts: list[Text], choose: Callable[[int], Strategy], tuner: Tuner | None = None) -> float:
+        """Seconds until all answers are written; captures and catching up are for those who have a tuner."""
+        total, self.texts = 0.0, texts
+        while self.texts:
+            batch, size = len(self.texts), self._size()
+            s = choose(batch)
             exploring = tuner is not None and tuner.exploring
-            accepted = [self._accepted(s) for _ in left]
+            accepted = [self._accepted(s, text.chance) for text in self.texts]
             seconds = self.machine.seconds(size, s) * self.dice.uniform(0.98, 1.05)
             if tuner is not None:
-                more = self._capture(size, s)
-                seconds += more
-                tuner.observe(len(left), s, seconds, None if s.plain else accepted, not more, exploring=exploring)
+                capture_s, rows = self._capture(size, s), self._missed() if s.drafter == NEURAL else 0
+                seconds += capture_s + self._catching_up(rows, size)
+                warm, made_up = not (capture_s or rows), 0 if capture_s else rows
+                tuner.observe(batch, s, seconds, None if s.plain else accepted, warm, made_up, exploring)
+                self.by_texts[1 << (batch - 1).bit_length()][s.drafter] += seconds
             total += seconds
-            left = [n - 1 - held for n, held in zip(left, accepted, strict=True) if n - 1 - held > 0]
+            for text, held in zip(self.texts, accepted, strict=True):
+                text.write(1 + held, s)
+            self.texts = [text for text in self.texts if text.left > 0]
         return total
 
-    def _accepted(self, s: Strategy) -> int:
+    def prospect(self) -> Prospect:
+        if not self.texts:
+            return Prospect()
+        return Prospect(fmean(LONGEST - text.written for text in self.texts), {NEURAL: self._missed()})
+
+    def knows(self, strategies: list[Strategy]) -> Strategy:
+        """The best one for the texts that run."""
+        size, chances = self._size(), Counter(text.chance for text in self.texts)
+        fitting = [s for s in strategies if s.fits(len(self.texts))]
+        expected = lambda s: sum(n * tokens(s, chance) for chance, n in chances.items())  # noqa: E731
+        return max(fitting, key=lambda s: expected(s) / self.machine.seconds(size, s))
+
+    def _size(self) -> int:
+        ladder = sizes(MOST)
+        return ladder[bisect_left(ladder, len(self.texts))]
+
+    def _accepted(self, s: Strategy, ease: float) -> int:
         level = 0
-        while level < s.depth and self.dice.random() < holds(s, level):
+        while level < s.depth and self.dice.random() < holds(s, level, ease):
             level += 1
         return level
 
@@ -135,17 +189,32 @@ class Play:
         self.capturing_s += seconds
         return seconds
 
+    def _missed(self) -> int:
+        """Rows of the passes that the drafter has to make first, as `rollout.runner` counts them."""
+        size, reach = self._size(), min(WINDOW, max(RECENT, 2 * ROWS // len(self.texts)))
+        missing = min(reach, max(text.lag for text in self.texts))
+        return size * entries(size) * -(-max(0, missing - STEP) // entries(size))
 
-def play(machine: Machine, capture_s: float, steps: int, explore: float, seed: int) -> dict[str, Any]:
+    def _catching_up(self, rows: int, size: int) -> float:
+        passes = rows / (size * entries(size))
+        return passes * PASS_S * self.dice.uniform(0.9, 1.3) + rows * ROW_S
+
+
+def play(machine: Machine, capture_s: float, args: argparse.Namespace, seed: int) -> dict[str, Any]:
     strategies = default_strategies(["suffix", NEURAL])
-    tuner = Tuner(strategies, MOST, explore)
     game = Play(machine, capture_s, random.Random(seed))
-    knows = lambda n: max((s for s in strategies if s.fits(n)), key=lambda s: tokens(s) / machine.seconds(n, s))  # noqa: E731
+    tuner = Tuner(strategies, MOST, args.explore, game.prospect)
     rows: list[dict[str, float]] = []
-    for step in range(steps + 1):
-        left, before = lengths(random.Random(f"{seed} {step}")), game.capturing_s
-        row = {"plain_s": game.rollout(left, lambda _: PLAIN), "adaptive_s": game.rollout(left, tuner.choose, tuner)}
-        rows.append(row | {"best_s": game.rollout(left, knows), "capturing_s": game.capturing_s - before})
+    for step in range(args.steps + 1):
+        dice, before = random.Random(f"{seed} {step}"), game.capturing_s
+        drawn = [(n, dice.gauss(0.0, args.spread)) for n in lengths(dice)]
+        texts = lambda drawn=drawn: [Text(*one) for one in drawn]  # noqa: E731
+        row = {"plain_s": game.rollout(texts(), lambda _: PLAIN)}
+        row["adaptive_s"] = game.rollout(texts(), tuner.choose, tuner)
+        row["best_s"] = game.rollout(texts(), lambda _: game.knows(strategies))
+        rows.append(row | {"capturing_s": game.capturing_s - before})
+        if step == 0:
+            game.by_texts.clear()
     late = rows[1:]
     sums = {name: sum(r[name] for r in late) for name in rows[0]}
     return {
@@ -153,10 +222,22 @@ def play(machine: Machine, capture_s: float, steps: int, explore: float, seed: i
         "median": median(r["plain_s"] / r["adaptive_s"] for r in late),
         "of_best": sums["best_s"] / sums["adaptive_s"],
         "captures": len(game.captured),
-        "capturing_s": sums["capturing_s"] / steps,
+        "capturing_s": sums["capturing_s"] / args.steps,
         "first_s": rows[0]["capturing_s"],
         "explored": tuner.explored / tuner.seconds,
+        "by_texts": game.by_texts,
     }
+
+
+def plain_shares(played: list[dict[str, Any]], steps: int) -> list[dict[str, float]]:
+    """Of every step, by how many texts ran at once: seconds, and the share of plain decoding."""
+    rows = []
+    for most in sorted({most for p in played for most in p["by_texts"]}):
+        spent = sum((p["by_texts"][most] for p in played), Counter())
+        total = sum(spent.values())
+        row = {"up_to": most, "seconds": total / steps / len(played), "plain": spent[PLAIN.drafter] / total}
+        rows.append({name: round(value, 3) for name, value in row.items()})
+    return rows
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -166,17 +247,21 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--explore", type=float, default=0.02)
     parser.add_argument("--repeat", type=int, default=4)
+    parser.add_argument("--spread", type=float, default=0.15, help="of how often guesses hold, between texts")
     args = parser.parse_args(argv)
     machine = Machine.of(json.loads(args.costs.read_text().splitlines()[-1])["rows"])
     print("capture   rollouts  of the best  graphs  capturing: first step  later ones  explored")
     rows = []
     for ms in [float(x) for x in args.capture_ms.split(",")]:
-        played = [play(machine, ms / 1e3, args.steps, args.explore, seed) for seed in range(args.repeat)]
-        row = {name: round(fmean(p[name] for p in played), 4) for name in played[0]}
-        rows.append({"capture_ms": ms} | row)
+        played = [play(machine, ms / 1e3, args, seed) for seed in range(args.repeat)]
+        row = {name: round(fmean(p[name] for p in played), 4) for name in played[0] if name != "by_texts"}
+        rows.append({"capture_ms": ms} | row | {"by_texts": plain_shares(played, args.steps)})
         captures = f"{row['captures']:>7.0f} {row['first_s']:>20.1f} s {row['capturing_s']:>9.2f} s"
         print(f"{ms:>4.0f} ms {row['speedup']:>6.2f} times {row['of_best']:>12.0%} {captures} {row['explored']:>9.1%}")
-    result = {"steps": args.steps, "repeat": args.repeat, "explore": args.explore, "rows": rows}
+    print(f"\ntexts     seconds  plain   (captures of {rows[-1]['capture_ms']:.0f} ms)")
+    for one in rows[-1]["by_texts"]:
+        print(f"up to {one['up_to']:<4} {one['seconds']:>5.2f} s  {one['plain']:>5.0%}")
+    result = {"steps": args.steps, "repeat": args.repeat, "explore": args.explore, "spread": args.spread, "rows": rows}
     print(json.dumps(result))
     return result
 

@@ -34,7 +34,9 @@ def test_the_costs_of_an_h200(play_tuner):
 def test_the_tuner_comes_near_one_that_knows_everything(play_tuner, capsys):
     r = play_tuner.main(["--costs", str(COSTS), "--capture-ms", "0,160", "--steps", "6", "--repeat", "2"])
     free, dear = r["rows"]
-    assert free["of_best"] > 0.95 and free["speedup"] > 2.5
-    assert dear["of_best"] > 0.84 and dear["captures"] < free["captures"], "where graphs cost nothing there are more"
+    assert free["of_best"] > 0.95 and free["speedup"] > 1.7
+    assert dear["of_best"] > 0.9 and dear["captures"] < free["captures"], "where graphs cost nothing there are more"
     assert dear["explored"] < 0.03 and dear["first_s"] > dear["capturing_s"] > 0
-    assert "of the best" in capsys.readouterr().out
+    assert all(row["plain"] < 0.2 for row in dear["by_texts"] if 1 < row["up_to"] < 128), "where guessing pays"
+    out = capsys.readouterr().out
+    assert "of the best" in out and "up to 64" in out

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import random
 
+import pytest
+
+from paceline.draft.acceptance import Acceptance
 from paceline.draft.strategy import PLAIN, Strategy
-from paceline.draft.tuner import MARGIN, Tuner
+from paceline.draft.tuner import MARGIN, Prospect, Tuner
 
 STRATEGIES = [Strategy.parse(s) for s in ("plain", "suffix:3", "neural:2", "neural:4", "neural:7", "neural:4x3/8")]
 
@@ -101,9 +104,71 @@ def test_notices_a_drafter_that_went_bad_and_one_that_came_back():
     assert play(tuner, machine, 8, 100) > 0.95 * good
 
 
+def test_a_graph_for_a_little_more_speed_is_not_captured_at_once():
+    """What is best changes with the texts, and every change would have to be paid for."""
+    met = []
+    for capture_s in (0.0, 0.1):
+        machine, tuner = Machine({"neural": 0.8, "suffix": 0.3}, capture_s=capture_s), Tuner(STRATEGIES, 16)
+        dice = random.Random(0)
+        for _ in range(40):
+            machine.rate["neural"] = dice.uniform(0.5, 0.9)
+            machine.seen |= {(16, machine.round(tuner, 16)) for _ in range(50)}
+        met.append(len(machine.seen))
+    assert met[0] == len(STRATEGIES), "where it costs nothing all of them"
+    assert met[1] < met[0]
+
+
+def test_new_texts_are_not_judged_by_the_last_ones_of_those_before():
+    """The last text of a rollout cannot be guessed, and nothing is looked at that does not seem to pay."""
+    machine, tuner = Machine({"neural": 0.8}, knee=256), Tuner(STRATEGIES, 32, explore=0.0)
+    for _ in range(3):
+        play(tuner, machine, 32, 60)
+        machine.rate["neural"] = 0.02
+        play(tuner, machine, 1, 150)
+        assert sum(machine.round(tuner, 1).plain for _ in range(100)) > 90
+        machine.rate["neural"] = 0.8
+        assert not all(machine.round(tuner, 32).plain for _ in range(3)), "at once, because they usually hold"
+
+
+def test_what_is_usual_is_where_new_texts_begin():
+    seen = Acceptance()
+    for now in range(1, 51):
+        seen.observe(now, 2, [2] * 9 + [0])
+    for now in range(51, 200):
+        seen.observe(now, 2, [0])
+    assert seen.tokens(2) < 1.1
+    seen.start_over()
+    assert 0.6 < seen.holds(0) < 0.9 and seen.holds(1) > 0.95
+    assert seen.tokens(2) == pytest.approx(1 + seen.holds(0) * (1 + seen.holds(1)))
+    for now in range(200, 203):
+        seen.observe(now, 2, [0] * 10)
+    assert seen.holds(0) < 0.1, "what is seen of them counts more"
+    older = {"reached": [3.0], "held": [2.0], "rate": [0.5], "best": [0.8], "round": 7}
+    assert Acceptance(**older).usually_reached == [3.0], "as it was saved before it kept this"
+
+
+@pytest.mark.parametrize(("ms", "pays"), [(4.0, True), (40.0, False)])
+def test_catching_up_with_many_texts_is_not_thought_to_take_what_it_took_with_one(ms, pays):
+    """One text took a pass of 64 rows and so many milliseconds; for 64 of them passes of 4096 rows are to be made."""
+    strategy = Strategy.parse("neural:4")
+    tuner = Tuner([PLAIN, strategy], 64, explore=0.0, prospect=lambda: Prospect(1000.0, {"neural": 4096}))
+    for batch in (1, 64):
+        for _ in range(9):
+            tuner.choose(batch)
+            tuner.observe(batch, PLAIN, 1e-3, None, warm=True)
+            tuner.observe(batch, strategy, 1.8e-3, [4] * batch, warm=True)
+    tuner.observe(1, strategy, (1.8 + ms) / 1e3, [4], warm=False, made_up=64)
+    decided = lambda: [tuner.choose(64) for _ in range(6)][-1]  # noqa: E731 - decisions stand for a few rounds
+    assert decided() == (strategy if pays else PLAIN), "before it was measured with as many"
+    for _ in range(9):
+        tuner.observe(64, strategy, 11.8e-3, [4] * 64, warm=False, made_up=4096)
+    assert decided() == strategy, "once it was"
+
+
 def test_state_survives_as_json():
     machine, tuner = Machine({"neural": 0.8}), Tuner(STRATEGIES, 16)
     play(tuner, machine, 16, 100)
+    tuner.observe(16, STRATEGIES[2], 1.0, [2] * 16, warm=False, made_up=640)
     play(tuner, machine, 3, 100)
     other = Tuner(STRATEGIES, 16)
     other.restore(json.loads(json.dumps(tuner.state())))

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.draft.strategy import PLAIN, Strategy
 from paceline.rollout import Completion, Engine, EngineSettings
+from paceline.rollout.drafting import MOST_ROWS
 from paceline.rollout.stats import Round
 
 from .reasoner import own_drafter, plainly, problems, reasoner
@@ -32,6 +33,7 @@ class Rollout:
     rounds: list[Round]
     policy_passes: int
     catch_ups: list[int] = field(default_factory=list)  # for every speculative round, passes to make up what was missed
+    rows: list[tuple[int, int]] = field(default_factory=list)  # of those passes, as announced and as made
 
 
 def switching():
@@ -45,12 +47,19 @@ def roll_out(model, requests, choose, batch=BATCH) -> Rollout:
     engine.choose = choose
     out = Rollout({}, engine, [], 0)
     neural = engine.runner.neural
-    catch_up, passes = neural.catch_up, 0
+    catch_up, propose, passes, made = neural.catch_up, engine.runner.propose, 0, 0
 
-    def counted(*args, **named):
-        nonlocal passes
+    def counted(count, new, *room):
+        nonlocal passes, made
         passes += 1
-        return catch_up(*args, **named)
+        made += 0 if room else count * new  # with room for guesses: the last one
+        return catch_up(count, new, *room)
+
+    def proposed(count, strategy):
+        nonlocal made
+        announced, made = engine.runner.missed(count), 0
+        propose(count, strategy)
+        out.rows.append((announced, made))
 
     def note(round: Round) -> None:
         nonlocal passes
@@ -62,7 +71,7 @@ def roll_out(model, requests, choose, batch=BATCH) -> Rollout:
     def passed(*_):
         out.policy_passes += 1
 
-    neural.catch_up, engine.record = counted, note
+    neural.catch_up, engine.runner.propose, engine.record = counted, proposed, note
     hook = model.register_forward_hook(passed)
     out.done = collect(engine, requests)
     hook.remove()
@@ -125,6 +134,20 @@ def test_what_was_missed_takes_at_most_two_passes_of_the_drafter(toggled):
     assert max(OFF) > toggled.engine.runner.neural.cache.window, "off for longer than it looks back"
     assert 0 < max(by_switch) <= 2
     assert sum(toggled.catch_ups) == sum(by_switch), "nothing is made up later"
+
+
+def test_what_it_takes_to_catch_up_is_known_before(toggled):
+    assert all(announced == made for announced, made in toggled.rows)
+    assert len({made for _, made in toggled.rows}) > 5 and min(toggled.rows) == (0, 0)
+
+
+def test_passes_for_many_texts_are_no_larger_than_for_some(toggled):
+    """A row takes its time, and in a graph its memory."""
+    neural = toggled.engine.runner.neural
+    for batch in (1, 32, 128, 1024):
+        most = neural.entries(batch)
+        assert most >= neural.step and (batch * most <= MOST_ROWS or most == neural.step)
+        assert neural.step < neural.reach(batch) <= neural.ring.window
 
 
 def test_guesses_hold_as_often_right_after_switching_on(model, requests, toggled):

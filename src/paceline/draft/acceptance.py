@@ -1,10 +1,15 @@
-"""How often the guesses of a family of strategies hold, by depth, with old observations fading by the round."""
+"""How often the guesses of a family of strategies hold, by depth, with old observations fading by the round.
+
+Texts differ: near the end of a rollout two or three are left, and they may be the easiest to guess or the hardest.
+What is usual of all texts is kept beside what was seen lately, and is where it starts from with the next ones.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 FADE = 0.96  # weight of an observation one round later
+SLOWLY = 0.999  # the same for what is usual
 DOUBT = 1.0  # how many observed guesses an old belief is worth
 BELIEF = 0.6  # what is assumed of a family that was never tried
 
@@ -18,8 +23,12 @@ class Acceptance:
     rate: list[float] = field(default_factory=list)  # the estimate before the observations that still count
     best: list[float] = field(default_factory=list)  # the highest it has been: what a look may find again
     round: int = 0
+    usually_reached: list[float] = field(default_factory=list)  # as `reached`, fading slowly
+    usually_held: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if not self.usually_reached:  # as older versions saved it
+            self.usually_reached, self.usually_held = list(self.reached), list(self.held)
         self._expected: dict[int, float] = {}  # by depth, until the next observation
         self._hoped: dict[int, float] = {}
 
@@ -30,25 +39,39 @@ class Acceptance:
             self.held.append(0.0)
             self.rate.append(self.rate[-1] if self.rate else BELIEF)
             self.best.append(BELIEF)
+            self.usually_reached.append(0.0)
+            self.usually_held.append(0.0)
         ended = [0] * (depth + 1)  # how many texts got this far and no further
         for a in accepted:
             ended[a] += 1
         alive = len(accepted)
         for d in range(depth):
             self.reached[d] += alive
+            self.usually_reached[d] += alive
             alive -= ended[d]
             self.held[d] += alive
+            self.usually_held[d] += alive
             self.best[d] = max(self.best[d], self.holds(d))
         self._expected, self._hoped = {}, {}
 
+    def start_over(self) -> None:
+        """Other texts run now: what was seen of the last ones counts no more than what was seen of any."""
+        for d in range(len(self.reached)):
+            usual = self.usually_held[d] + DOUBT * self.holds(d)
+            self.rate[d] = usual / (self.usually_reached[d] + DOUBT)
+            self.reached[d] = self.held[d] = 0.0
+        self._expected = {}
+
     def _fade(self, now: int) -> None:
         """Old observations lose weight; what they said becomes what is believed before new ones come."""
-        fade = FADE ** (now - self.round)
+        fade, slowly = FADE ** (now - self.round), SLOWLY ** (now - self.round)
         self.round = now
         for d in range(len(self.reached)):
             self.rate[d] = self.holds(d)
             self.reached[d] *= fade
             self.held[d] *= fade
+            self.usually_reached[d] *= slowly
+            self.usually_held[d] *= slowly
 
     def holds(self, d: int) -> float:
         """Probability that a guess at depth d holds, given that those above it did."""

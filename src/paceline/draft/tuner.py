@@ -5,10 +5,10 @@ strategies it keeps how often a guess at each depth held, with old observations 
 product is an estimate of speed for every strategy, and the best one runs. What has not been measured at a batch size is
 guessed from what it cost at the nearest size and from what others cost at this one, so that a few bad tries are enough
 to know that none pays. A drafter that did not run has to catch up first, which is measured too, and has to pay before
-texts come to their longest. Where guessing pays little, plain decoding is measured again and again. A small share of
-the time, `explore`, goes to strategies that have not been tried for long, so that no verdict is for ever. Decisions are
-a function of the past alone: a draft is never looked at before deciding whether to check it, which would change what
-is written.
+texts come to their longest. When most texts are new, what is usual counts, not what the last few of those before did.
+Where guessing pays little, plain decoding is measured again and again. A small share of the time, `explore`, goes to
+strategies that have not been tried for long, so that no verdict is for ever. Decisions are a function of the past
+alone: a draft is never looked at before deciding whether to check it, which would change what is written.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ PATIENCE = 25  # rounds before a strategy is worth another look
 SELDOM = 16  # times as many before one that cannot win is
 HOLD = 3  # rounds for which a decision stands after the one it was made for
 HORIZON = 50  # rounds over which it must pay that a drafter has to catch up
+LASTING = 100  # rounds over which it must pay that a strategy meets a batch size for the first time
 MARGIN = 0.8  # guessing lets texts end at different times, which costs later what it does not show now
 DOUBTFUL = 1.3  # a lead over plain decoding that may be an error
+MANY = 2  # times as many texts as in the round before: most of them are new
 REFRESH = 16  # rounds for which a duration of plain decoding is believed where the lead is doubtful
 
 
@@ -61,7 +63,7 @@ class Prospect:
     left: float = inf
     """Tokens that the texts have left to their longest, on average: no round writes more."""
     missed: Mapping[str, int] = field(default_factory=dict)
-    """Tokens that each drafter has to take in before its next guess, because it did not run."""
+    """Rows of the passes that each drafter has to make before its next guess, because it did not run."""
 
 
 @dataclass
@@ -89,9 +91,12 @@ class Tuner:
         self.explored = 0.0
         self._costs: dict[Strategy, dict[int, Cost]] = {s: {} for s in self.strategies}
         self._acceptance: dict[str, Acceptance] = {s.family: Acceptance() for s in self.strategies}
-        self._catching_up: dict[str, deque[float]] = {}  # seconds per missed token, by drafter
+        self._catching_up: dict[str, dict[int, deque[float]]] = {}  # seconds a row, by drafter and bucket
+        self._met: set[tuple[int, Strategy]] = set()  # buckets and strategies whose graphs are captured
+        self._meeting: deque[float] = deque(maxlen=LATEST)  # seconds that captures took
         self._ask, self._prospect = prospect, Prospect()
         self._looks = 0
+        self._running = 0
         self._now = Decision(0, PLAIN)
         self._next: Decision | None = None
 
@@ -101,6 +106,10 @@ class Tuner:
     def choose(self, batch: int) -> Strategy:
         """The strategy for a round with `batch` texts."""
         self.round += 1
+        if batch >= MANY * self._running:
+            for acceptance in self._acceptance.values():
+                acceptance.start_over()
+        self._running = batch
         size = self.bucket(batch)
         if self._now.size == size and self._now.rounds > 0:
             self._now.rounds -= 1
@@ -146,18 +155,23 @@ class Tuner:
     ) -> None:
         """What a round took, and how many guesses held for each text. A strategy that is not the tuner's own, because
         somebody else chose, is ignored; `exploring` is what the tuner said of it when it chose. The duration of a round
-        that was not `warm` (a graph was captured, a drafter caught up) says nothing about the next one; if it was for
-        `made_up` tokens alone, it says what those cost."""
+        that was not `warm` (a graph was captured, a drafter caught up) says nothing about the next one; if a drafter
+        made up for what it had missed in `made_up` rows, and that was all, it says what those cost."""
         if strategy not in self._costs:
             return
         self.seconds += seconds
         if exploring:
             self.explored += seconds  # with what a graph took to capture: most looks find nothing that it would serve
+        size = self.bucket(batch)
+        more = max(0.0, seconds - self._cost(size, strategy))  # than a round of the kind will take
         if warm:
-            self._costs[strategy].setdefault(self.bucket(batch), Cost()).add(seconds, self.round)
+            self._costs[strategy].setdefault(size, Cost()).add(seconds, self.round)
         elif made_up:
-            each = max(0.0, seconds - self._cost(self.bucket(batch), strategy)) / made_up
-            self._catching_up.setdefault(strategy.drafter, deque(maxlen=LATEST)).append(each)
+            known = self._catching_up.setdefault(strategy.drafter, {})
+            known.setdefault(size, deque(maxlen=LATEST)).append(more / made_up)
+        elif (size, strategy) not in self._met:
+            self._meeting.append(more)
+        self._met.add((size, strategy))
         if accepted is not None:
             self._acceptance[strategy.family].observe(self.round, strategy.depth, accepted)
 
@@ -224,12 +238,23 @@ class Tuner:
         """Tokens per second that a text can expect, until it ends or the decision is old."""
         tokens = min(self.tokens(strategy) if tokens is None else tokens, max(1.0, self._prospect.left))
         rounds = min(HORIZON, max(1.0, self._prospect.left / tokens))
-        return tokens / (self._cost(size, strategy) + self._entry(strategy) / rounds)
+        meeting = self._to_meet(size, strategy) / LASTING
+        return tokens / (self._cost(size, strategy) + self._entry(size, strategy) / rounds + meeting)
 
-    def _entry(self, strategy: Strategy) -> float:
+    def _to_meet(self, size: int, strategy: Strategy) -> float:
+        """Seconds for its graphs, if it never ran at this size and others that guess did: a first one pays for long."""
+        if not self._meeting or (size, strategy) in self._met:
+            return 0.0
+        return median(self._meeting) if any((size, s) in self._met for s in self.strategies[1:]) else 0.0
+
+    def _entry(self, size: int, strategy: Strategy) -> float:
         """Seconds before its first round, for what its drafter has missed."""
         known, missed = self._catching_up.get(strategy.drafter), self._prospect.missed.get(strategy.drafter, 0)
-        return missed * median(known) if known and missed else 0.0
+        if not known or not missed:
+            return 0.0
+        near = min(known, key=lambda n: abs(n - size))
+        # A pass for more texts takes somewhat longer, but a row of it less: as what plain decoding is guessed to take.
+        return missed * median(known[near]) * (near / size) ** 0.5
 
     def tokens(self, strategy: Strategy) -> float:
         return self._acceptance[strategy.family].tokens(strategy.depth)
@@ -253,7 +278,7 @@ class Tuner:
             hopeless = self._speed(size, s, 1 + s.depth) < self._speed(size, best)
             return age(s) >= PATIENCE * (SELDOM if hopeless else 1)
 
-        stale = [s for s in fitting if s != best and self._cost(size, s) + self._entry(s) <= most and due(s)]
+        stale = [s for s in fitting if s != best and self._cost(size, s) + self._entry(size, s) <= most and due(s)]
         if not stale:
             return None
         self._looks += 1
@@ -272,7 +297,11 @@ class Tuner:
                 for s, by_size in self._costs.items()
                 for n, c in sorted(by_size.items())
             ],
-            "catching_up": {drafter: list(each) for drafter, each in self._catching_up.items()},
+            "catch_ups": [
+                {"drafter": drafter, "batch": n, "seconds": list(each)}
+                for drafter, by_size in self._catching_up.items()
+                for n, each in sorted(by_size.items())
+            ],
             "acceptance": {family: asdict(a) for family, a in self._acceptance.items()},
         }
 
@@ -283,8 +312,10 @@ class Tuner:
             strategy = Strategy.parse(entry["strategy"])
             if strategy in self.strategies and entry["batch"] in self.sizes:
                 self._costs[strategy][entry["batch"]] = Cost(entry["seconds"], entry["round"])
-        for drafter, each in state["catching_up"].items():
-            self._catching_up[drafter] = deque(each, maxlen=LATEST)
+        for entry in state.get("catch_ups", []):  # older versions counted tokens, whatever the size
+            if entry["batch"] in self.sizes:
+                each = deque(entry["seconds"], maxlen=LATEST)
+                self._catching_up.setdefault(entry["drafter"], {})[entry["batch"]] = each
         for family, entry in state["acceptance"].items():
             if family in self._acceptance:
                 self._acceptance[family] = Acceptance(**entry)

@@ -21,7 +21,8 @@ from paceline.rollout.sampling import race_dtype
 
 Round = RoundAttention | PagedRound
 LONG = 64  # entries per request and pass when the drafter was off for long
-RECENT = 40  # that are made up on a CPU, where each takes its time; guesses from these hold nearly as often
+MOST_ROWS = 2048  # of such a pass: more take as much longer, and their graph as much more memory
+RECENT = 40  # that are made up where each takes its time; guesses from these hold nearly as often
 
 
 class NeuralDrafting:
@@ -32,10 +33,8 @@ class NeuralDrafting:
         assert window >= self.step, "a window holds at least what one round can write"
         self.races = has_kernels(weight)
         """Whether the guesses of a chain need no noise that is written out."""
-        self.reach = ring.window if weight.is_cuda else min(RECENT, ring.window)
-        self.long = min(LONG, window)
         guesses = max((s.depth * s.width for s in strategies), default=0)
-        room = max(self.long, self.step + guesses)
+        room = max(self.entries(1), self.step + guesses)
         make = PagedWindowCache if self.races else WindowCache
         self.cache = make(drafter.policy.config, len(rows.host), window, room, weight.dtype, weight.device)
 
@@ -50,15 +49,19 @@ class NeuralDrafting:
         """Entries that the request lacking most lacks, the one of its last token included."""
         return int((self.rows.context[:count] - self.rows.drafted[:count]).max()) + 1
 
-    def missed(self, count: int) -> int:
-        """Entries that all requests lack together and that can be made up, beyond what a round makes anyway."""
-        lacking = self.rows.context[:count] - self.rows.drafted[:count] + 1
-        return int(lacking[lacking > self.step].clip(max=self.reach).sum())
+    def entries(self, batch: int) -> int:
+        """That a pass makes up at most for each of so many requests."""
+        return max(self.step, min(LONG, self.drafter.shape.window, MOST_ROWS // batch))
+
+    def reach(self, batch: int) -> int:
+        """Entries that are made up at most for each of so many requests."""
+        many = 2 * MOST_ROWS // batch if self.drafter.fc.is_cuda else 0
+        return min(self.ring.window, max(RECENT, many))
 
     def skip(self, count: int) -> None:
         """Give up on missing entries that lie further back than it reaches, and on all before them."""
         rows = self.rows
-        oldest = rows.context[:count] - self.reach + 2  # an entry needs the features of the place before it
+        oldest = rows.context[:count] - self.reach(count) + 2  # an entry needs the features of the place before it
         behind = rows.drafted[:count] < oldest
         rows.drafted[:count][behind] = oldest[behind]
         rows.start[:count][behind] = oldest[behind]

@@ -133,8 +133,14 @@ class Runner:
         return self._attention
 
     def missed(self, count: int) -> int:
-        """Tokens of the first `count` rows that the neural drafter has to make up for before it can guess."""
-        return self.neural.missed(count) if self.neural else 0
+        """Rows of the passes in which the neural drafter would make up for what it missed, before it can guess."""
+        neural = self.neural
+        if neural is None:
+            return 0
+        bucket, missing = self._bucket(count), min(neural.missing(count), neural.reach(count) - 1)
+        most = neural.entries(bucket)
+        passes = -(-max(0, missing - neural.step) // most)
+        return bucket * (passes * most if self.graphs else min(missing, passes * most))
 
     def propose(self, count: int, strategy: Strategy) -> None:
         """Let the neural drafter guess for the first `count` rows. What it missed while it was off is made up first."""
@@ -144,7 +150,7 @@ class Runner:
         bucket = self._bucket(count)
         while (missing := neural.missing(count)) > neural.step:
             # A graph has one size; without one, no more is made than is missing.
-            new = neural.long if self.graphs else min(neural.long, missing)
+            new = neural.entries(bucket) if self.graphs else min(neural.entries(bucket), missing)
             self._run(("catch up", bucket), bucket, lambda new=new: neural.catch_up(bucket, new)[:1])
             self._wait()
             self.catch_ups += 1
