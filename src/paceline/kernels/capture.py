@@ -18,7 +18,7 @@ _one_at_a_time = threading.Lock()  # a drafter may be trained beside decoding, a
 
 def warm_up(work: Callable[[], Any]) -> None:
     """Kernels are compiled and libraries warm up, which must not happen inside a capture."""
-    stream = _stream("warm up")
+    stream = _stream("warm up", torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         work()
@@ -33,7 +33,7 @@ def capture(
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     # Not torch.cuda.graph, which gives back all that PyTorch keeps, each time: the next pass would ask for it again.
-    with _alone(), torch.cuda.stream(stream or _stream("capture")):
+    with _alone(), torch.cuda.stream(stream or _stream("capture", torch.cuda.current_device())):
         make_room()
         graph.capture_begin(pool=memory, capture_error_mode="thread_local")
         try:
@@ -51,9 +51,9 @@ def make_room() -> None:
 
 
 @functools.cache
-def _stream(purpose: str) -> torch.cuda.Stream:
+def _stream(purpose: str, device: int) -> torch.cuda.Stream:
     """One for each purpose: memory that PyTorch keeps is used again on the same stream only."""
-    return torch.cuda.Stream()
+    return torch.cuda.Stream(device)
 
 
 @contextmanager
