@@ -163,17 +163,21 @@ class Tuner:
         if exploring:
             self.explored += seconds  # with what a graph took to capture: most looks find nothing that it would serve
         size = self.bucket(batch)
-        more = max(0.0, seconds - self._cost(size, strategy))  # than a round of the kind will take
         if warm:
             self._costs[strategy].setdefault(size, Cost()).add(seconds, self.round)
-        elif made_up:
+        elif not strategy.plain:
+            self._took_longer(size, strategy, max(0.0, seconds - self._cost(size, strategy)), made_up)
+        self._met.add((size, strategy))
+        if accepted is not None:
+            self._acceptance[strategy.family].observe(self.round, strategy.depth, accepted)
+
+    def _took_longer(self, size: int, strategy: Strategy, more: float, made_up: int) -> None:
+        """By so many seconds than a round of its kind will take."""
+        if made_up:
             known = self._catching_up.setdefault(strategy.drafter, {})
             known.setdefault(size, deque(maxlen=LATEST)).append(more / made_up)
         elif (size, strategy) not in self._met:
             self._meeting.append(more)
-        self._met.add((size, strategy))
-        if accepted is not None:
-            self._acceptance[strategy.family].observe(self.round, strategy.depth, accepted)
 
     def renew(self) -> None:
         """A drafter has changed, so old looks at its strategies say little: what they took too much is forgiven."""
