@@ -36,6 +36,7 @@ from paceline.model import Decoder
 from paceline.rollout.drafting import NeuralDrafting
 from paceline.rollout.features import FeatureRing
 from paceline.rollout.pages import PagePool, default_page_size
+from paceline.rollout.request import Filters
 from paceline.rollout.rows import Rows
 from paceline.rollout.runner import Runner
 from passes import GEOMETRY, SMALL_HEAD, config_of
@@ -129,12 +130,12 @@ def walk(runner: Runner, names: list[str]) -> None:
     """All passes that graphs are captured of."""
     assert runner.neural is not None
     for batch in runner.ladder:
-        runner._decode(batch, False, -1)
+        runner._decode(batch, Filters.NONE, -1)
         runner.neural.catch_up(batch, runner.neural.entries(batch))
         for strategy in [s for s in default_strategies(names)[1:] if s.fits(batch)]:
             if strategy.drafter == NEURAL:
                 runner._propose(batch, strategy)
-            runner._verify(batch, False, strategy.nodes, strategy.depth, strategy.chain)
+            runner._verify(batch, Filters.NONE, strategy.nodes, strategy.depth, strategy.chain)
 
 
 def measure(geometry: str, max_batch: int, compiles: bool) -> dict[str, Any]:

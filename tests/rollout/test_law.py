@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 
 from paceline.kernels.noise import gumbel, position_keys, request_key
+from paceline.rollout.request import Filters
 from paceline.rollout.sampling import SamplingRows, race
 
 VOCAB, DRAWS = 4096, 40_960
@@ -37,7 +38,7 @@ def draw(logits: torch.Tensor, draws: int, samplings: list[dict]) -> list[torch.
         keys = torch.tensor([request_key(7, i // 16) for i in range(start, start + n)])
         noise = gumbel(position_keys(keys, torch.arange(start, start + n) % 16), len(logits))
         for tokens, sampling in zip(out, samplings, strict=True):
-            filters = set(sampling) - {"temperature"} != set()
+            filters = Filters.SORTS if set(sampling) - {"temperature"} else Filters.NONE
             tokens.append(race(logits.expand(n, -1), rows(keys, **sampling), noise, filters)[0])
     return [torch.cat(tokens) for tokens in out]
 
@@ -135,7 +136,7 @@ def test_greedy_is_argmax_and_ignores_the_noise():
     logits = torch.randn(300, 64)
     keys = torch.arange(300)
     noise = gumbel(position_keys(keys, keys), 64)
-    tokens, logprobs = race(logits, rows(keys, temperature=0.0), noise, filters=False)
+    tokens, logprobs = race(logits, rows(keys, temperature=0.0), noise, Filters.NONE)
     assert torch.equal(tokens, logits.argmax(-1))
     torch.testing.assert_close(logprobs, logits.log_softmax(-1).max(-1).values)
 
@@ -145,8 +146,8 @@ def test_neutral_filters_change_nothing():
     logits = torch.randn(500, 256) * 3
     keys = torch.arange(500)
     noise = gumbel(position_keys(keys, keys), 256)
-    with_filters = race(logits, rows(keys), noise, filters=True)
-    without = race(logits, rows(keys), noise, filters=False)
+    with_filters = race(logits, rows(keys), noise, Filters.SORTS)
+    without = race(logits, rows(keys), noise, Filters.NONE)
     assert torch.equal(with_filters[0], without[0]) and torch.equal(with_filters[1], without[1])
 
 

@@ -21,7 +21,7 @@ from paceline.rollout.features import FeatureRing
 from paceline.rollout.flight import Drawn, Flight
 from paceline.rollout.graphs import GraphPool
 from paceline.rollout.pages import PagePool, affordable_pages, default_page_size, page_bytes
-from paceline.rollout.request import Completion, Request, Sequence
+from paceline.rollout.request import Completion, Filters, Request, Sequence
 from paceline.rollout.rows import Rows
 from paceline.rollout.runner import Filled, Runner
 from paceline.rollout.scheduler import Admission, Scheduler
@@ -295,8 +295,8 @@ class Engine:
                 drafter.follow(self.scheduler.running)
 
     @staticmethod
-    def _filters(sequences: list[Sequence]) -> bool:
-        return any(s.request.sampling.filters for s in sequences)
+    def _filters(sequences: list[Sequence]) -> Filters:
+        return max((s.request.sampling.filters for s in sequences), default=Filters.NONE)
 
     def _prefill(self, admission: Admission, first: int) -> Drawn:
         """Fill pages, hand each new sequence what its prompt has left, and draw its first token."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
 from typing import Literal
 
@@ -10,6 +11,14 @@ from paceline.kernels.noise import request_key
 
 FinishReason = Literal["stop", "length"]
 MAX_BANNED = 8
+
+
+class Filters(IntEnum):
+    """What shapes the distribution beside the temperature; the highest of a batch is what its passes do."""
+
+    NONE = 0
+    BANS = 1  # tokens that would end the answer too early
+    SORTS = 2  # also top-k, top-p and min-p, for which the vocabulary is sorted
 
 
 @dataclass(frozen=True)
@@ -38,9 +47,10 @@ class Sampling:
             raise ValueError(f"min_tokens works with at most {MAX_BANNED} stop tokens, got {len(self.stop_token_ids)}")
 
     @cached_property
-    def filters(self) -> bool:
-        """Whether anything but temperature shapes the distribution."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.min_tokens > 0
+    def filters(self) -> Filters:
+        if self.top_k > 0 or self.top_p < 1 or self.min_p > 0:
+            return Filters.SORTS
+        return Filters.BANS if self.min_tokens > 0 else Filters.NONE
 
     @cached_property
     def stop_set(self) -> frozenset[int]:

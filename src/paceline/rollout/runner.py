@@ -29,6 +29,7 @@ from paceline.rollout.features import FeatureRing
 from paceline.rollout.flight import Drawn, Landing, Result
 from paceline.rollout.graphs import GraphPool
 from paceline.rollout.pages import PagePool
+from paceline.rollout.request import Filters
 from paceline.rollout.rows import Rows, RowsView
 from paceline.rollout.sampling import NoiseAhead, draw, race_dtype
 from paceline.rollout.scheduler import Fill
@@ -84,7 +85,7 @@ class Runner:
         entries = self.neural.prefill(tokens, features, positions, lengths)
         return [Filled(*parts) for parts in zip(hidden[last], features[last], entries, lengths, strict=True)]
 
-    def draw(self, filled: list[Filled], first: int, filters: bool) -> Drawn:
+    def draw(self, filled: list[Filled], first: int, filters: Filters) -> Drawn:
         """Draw the next token of the rows from `first` on, given what their prompts left."""
         last = first + len(filled)
         self.rows.upload(last)
@@ -103,7 +104,7 @@ class Runner:
         self._batch = (-1, -1)
         return self._result(self._drawn(tokens[:, None], logprobs[:, None]), len(filled)).read()
 
-    def decode(self, count: int, filters: bool, batch: int, upload: bool = True) -> Result:
+    def decode(self, count: int, filters: Filters, batch: int, upload: bool = True) -> Result:
         """One more token for each of the first `count` rows, whose last token is not in the cache yet. `batch` is a
         number that stays the same while the rows do, but for the one token that each gained in the last step. Without
         `upload` the device goes on with its own rows, which the last pass has moved on."""
@@ -112,7 +113,7 @@ class Runner:
         work = lambda: self._decode(bucket, filters, steady)  # noqa: E731
         return self._result(self._run(("plain", bucket, filters), bucket, work, upload), count)
 
-    def _decode(self, count: int, filters: bool, batch: int) -> tuple[Tensor, ...]:
+    def _decode(self, count: int, filters: Filters, batch: int) -> tuple[Tensor, ...]:
         rows = self.rows.view(0, count)
         attention = self._steady(count, rows, batch)
         hidden, features = self.model(rows.tokens, rows.context, attention, taps=self.ring is not None)
@@ -184,7 +185,7 @@ class Runner:
         box[:, count:] = 0  # rows that pad a graph are trees too: what an earlier draft left may not be one
         self._guesses[:, :bucket, :nodes].copy_(box, non_blocking=True)
 
-    def verify(self, count: int, filters: bool, strategy: Strategy, upload: bool = True) -> Result:
+    def verify(self, count: int, filters: Filters, strategy: Strategy, upload: bool = True) -> Result:
         """Check the guesses of the first `count` rows: what plain decoding would have written, as far as they reach.
         `upload` as in `decode`; after `propose` the device has the rows already."""
         bucket = self._bucket(count)
@@ -193,7 +194,7 @@ class Runner:
         self._batch = (-1, -1)
         return self._result(self._run(("verify", bucket, filters, *shape), bucket, work, upload), count)
 
-    def _verify(self, count: int, filters: bool, nodes: int, depth: int, is_chain: bool) -> tuple[Tensor, ...]:
+    def _verify(self, count: int, filters: Filters, nodes: int, depth: int, is_chain: bool) -> tuple[Tensor, ...]:
         rows, model = self.rows.view(0, count), self.model
         guesses, parents = self._guesses[0, :count, :nodes], self._guesses[1, :count, :nodes]
         shape = chain(count, nodes, model.device) if is_chain else tree(parents, depth)

@@ -15,6 +15,9 @@ from torch import Tensor
 from paceline.kernels.fused import has_kernels
 from paceline.kernels.noise import noise_ahead
 from paceline.kernels.race import race as race_on_the_way
+from paceline.rollout.request import Filters
+
+AT_ONCE = 1 << 25  # scores that are filtered at once: sorting takes several times their memory
 
 
 @dataclass
@@ -28,6 +31,9 @@ class SamplingRows:
     min_p: Tensor  # float32 [B]
     min_left: Tensor  # int32 [B] tokens until the answer may end
     banned: Tensor  # int32 [B, 8] tokens that would end it, padded with repeats; -1 throughout where there are none
+
+    def part(self, first: int, last: int) -> SamplingRows:
+        return SamplingRows(*(x[first:last] for x in vars(self).values()))
 
     def spread(self, depth: Tensor) -> SamplingRows:
         """The parameters of tree members [B * T], which lie `depth` [B, T] tokens ahead of each request."""
@@ -44,29 +50,38 @@ def draw(
     logits: Tensor,
     rows: SamplingRows,
     places: Tensor,
-    filters: bool,
+    filters: Filters,
     noise: Callable[[], Tensor],
     level: Tensor | None = None,
     ahead: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Draw the tokens `ahead` of `places` [B], or of the members of trees `level` [B, T] behind those, as `race` does.
-    `noise` is called where it has to be written out: a GPU makes it on the way, but for filters, which sort."""
+    `noise` is called where it has to be written out: a GPU makes it on the way, but for filters."""
     if has_kernels(logits) and not filters:
         return race_on_the_way(logits, rows.keys, places, rows.temperature, level, ahead=ahead)
     return race(logits, rows if level is None else rows.spread(level), noise(), filters)
 
 
-def race(logits: Tensor, rows: SamplingRows, noise: Tensor, filters: bool) -> tuple[Tensor, Tensor]:
+def race(logits: Tensor, rows: SamplingRows, noise: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
     """Draw tokens from `logits` with `noise`, both [B, V] -> tokens [B], log-probabilities [B].
     `filters` says whether any row uses more than its temperature; it changes no row that does not.
 
     The log-probability is that of the policy at this temperature, before filters, which is what a learner compares
     with; for greedy rows it is the one at temperature 1.
     """
+    count, some = len(logits), max(1, AT_ONCE // logits.shape[1])
+    if not filters or count <= some:
+        return _race(logits, rows, noise, filters)
+    parts = [(first, first + some) for first in range(0, count, some)]
+    drawn = [_race(logits[a:b], rows.part(a, b), noise[a:b], filters) for a, b in parts]
+    return torch.cat([tokens for tokens, _ in drawn]), torch.cat([logprobs for _, logprobs in drawn])
+
+
+def _race(logits: Tensor, rows: SamplingRows, noise: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
     wide = race_dtype(logits.dtype)
     greedy = rows.temperature == 0
     scaled = logits.to(wide) / torch.where(greedy, 1.0, rows.temperature).to(wide)[:, None]
-    scores = keep(scaled, rows) if filters else scaled
+    scores = keep(scaled, rows, filters) if filters else scaled
     tokens = torch.where(greedy[:, None], scores, scores + noise).argmax(-1)
     logprobs = scaled.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
     return tokens, logprobs
@@ -100,9 +115,11 @@ class NoiseAhead:
         return self._block.pop()
 
 
-def keep(scaled: Tensor, rows: SamplingRows) -> Tensor:
+def keep(scaled: Tensor, rows: SamplingRows, filters: Filters) -> Tensor:
     """Set the scores of tokens that the filters drop to -inf. Neutral parameters drop nothing."""
     scaled = _ban(scaled, rows.banned.long().where(rows.min_left[:, None] > 0, -1))
+    if filters < Filters.SORTS:
+        return scaled
     vocab = scaled.shape[-1]
     best = scaled.sort(-1, descending=True).values
     k = torch.where(rows.top_k == 0, vocab, rows.top_k.clamp(max=vocab)).long()[:, None]
