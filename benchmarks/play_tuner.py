@@ -26,6 +26,7 @@ from typing import Any
 
 from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
 from paceline.draft.tuner import Prospect, Tuner, sizes
+from paceline.rollout.drafting import entries_at_once, entries_in_reach
 
 MOST, LONGEST = 128, 4096
 GUESSES, CONTEXT = 6, 2048  # of the rounds of guesses that roofline.py measures, and of all its passes but one
@@ -34,7 +35,7 @@ HOST_MS = 0.1  # of guesses from suffixes
 HOLDS = {"suffix": 0.45, "neural": 0.87, "neural x3": 0.92, "neural x4": 0.935}  # as often as in that file
 DEEPER = 0.005  # less for every level
 EARLY, EARLY_LESS = 150, 0.1  # tokens at the beginning of a text, and how much less often guesses hold there
-STEP, WINDOW, LONG, RECENT, ROWS = 11, 256, 64, 40, 2048  # of a drafter that catches up, as in `rollout.drafting`
+STEP, WINDOW = 11, 256  # of a drafter that catches up: entries that a round leaves behind, and that it looks back on
 PASS_S, ROW_S = 2e-3, 1.3e-6  # what one takes: waiting for the host, and computing
 
 Curve = list[tuple[float, float]]
@@ -103,11 +104,6 @@ def lengths(dice: random.Random, prompts: int = 16, samples: int = 8) -> list[in
         middle, spread = dice.choices([(85, 0.7), (600, 0.8), (3500, 0.6)], [14, 1, 1])[0]
         found += [min(LONGEST, max(8, int(middle * math.exp(dice.gauss(0, spread))))) for _ in range(samples)]
     return found
-
-
-def entries(size: int) -> int:
-    """That a pass of a drafter makes up for each text."""
-    return max(STEP, min(LONG, ROWS // size))
 
 
 @dataclass
@@ -191,12 +187,12 @@ class Play:
 
     def _missed(self) -> int:
         """Rows of the passes that the drafter has to make first, as `rollout.runner` counts them."""
-        size, reach = self._size(), min(WINDOW, max(RECENT, 2 * ROWS // len(self.texts)))
-        missing = min(reach, max(text.lag for text in self.texts))
-        return size * entries(size) * -(-max(0, missing - STEP) // entries(size))
+        size, reach = self._size(), entries_in_reach(len(self.texts), WINDOW, on_gpu=True)
+        missing, most = min(reach, max(text.lag for text in self.texts)), entries_at_once(size, STEP, WINDOW)
+        return size * most * -(-max(0, missing - STEP) // most)
 
     def _catching_up(self, rows: int, size: int) -> float:
-        passes = rows / (size * entries(size))
+        passes = rows / (size * entries_at_once(size, STEP, WINDOW))
         return passes * PASS_S * self.dice.uniform(0.9, 1.3) + rows * ROW_S
 
 

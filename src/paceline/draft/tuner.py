@@ -92,7 +92,7 @@ class Tuner:
         self._costs: dict[Strategy, dict[int, Cost]] = {s: {} for s in self.strategies}
         self._acceptance: dict[str, Acceptance] = {s.family: Acceptance() for s in self.strategies}
         self._catching_up: dict[str, dict[int, deque[float]]] = {}  # seconds a row, by drafter and bucket
-        self._met: set[tuple[int, Strategy]] = set()  # buckets and strategies whose graphs are captured
+        self._met: set[tuple[int, Strategy]] = set()  # buckets and strategies that ran together before
         self._meeting: deque[float] = deque(maxlen=LATEST)  # seconds that captures took
         self._ask, self._prospect = prospect, Prospect()
         self._looks = 0

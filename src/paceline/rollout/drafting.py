@@ -25,6 +25,16 @@ MOST_ROWS = 2048  # of such a pass: more take as much longer, and their graph as
 RECENT = 40  # that are made up where each takes its time; guesses from these hold nearly as often
 
 
+def entries_at_once(batch: int, step: int, window: int) -> int:
+    """Entries that a pass makes up at most for each of so many requests, where a round leaves `step` behind."""
+    return max(step, min(LONG, window, MOST_ROWS // batch))
+
+
+def entries_in_reach(batch: int, window: int, on_gpu: bool) -> int:
+    """Entries that are made up at most for each of so many requests, whatever it has missed."""
+    return min(window, max(RECENT, 2 * MOST_ROWS // batch if on_gpu else 0))
+
+
 class NeuralDrafting:
     def __init__(self, drafter: NeuralDrafter, rows: Rows, ring: FeatureRing, strategies: list[Strategy]):
         self.drafter, self.rows, self.ring = drafter, rows, ring
@@ -50,13 +60,10 @@ class NeuralDrafting:
         return int((self.rows.context[:count] - self.rows.drafted[:count]).max()) + 1
 
     def entries(self, batch: int) -> int:
-        """That a pass makes up at most for each of so many requests."""
-        return max(self.step, min(LONG, self.drafter.shape.window, MOST_ROWS // batch))
+        return entries_at_once(batch, self.step, self.drafter.shape.window)
 
     def reach(self, batch: int) -> int:
-        """Entries that are made up at most for each of so many requests."""
-        many = 2 * MOST_ROWS // batch if self.drafter.fc.is_cuda else 0
-        return min(self.ring.window, max(RECENT, many))
+        return entries_in_reach(batch, self.ring.window, self.drafter.fc.is_cuda)
 
     def skip(self, count: int) -> None:
         """Give up on missing entries that lie further back than it reaches, and on all before them."""
