@@ -159,9 +159,11 @@ class Check:
         args = self.normal(batch * each, vocab, scale=3.0), keys, spots, warm, level
         tokens, logprobs = race_triton.race(*args)
         expected, expected_logprobs = races.race.plain(*args)
+        bans = races.Bans(self.ints(0, vocab, batch, 2, dtype=torch.int32), self.ints(0, 5, batch, dtype=torch.int32))
+        banned, allowed = race_triton.race(*args, bans=bans)[0], races.race.plain(*args, bans=bans)[0]
         noise = fused_triton.noise_ahead(keys, spots, 2, vocab)[:, 1]
         stored = gumbel(position_keys(keys, spots + 1), vocab)
-        return [(tokens, expected), (logprobs, expected_logprobs), (noise, stored)]
+        return [(tokens, expected), (logprobs, expected_logprobs), (banned, allowed), (noise, stored)]
 
     def places(self) -> list[tuple[Tensor, Tensor]]:
         batch, new = self.dice.randint(1, 4), self.dice.choice([1, 5])

@@ -97,8 +97,11 @@ def tokens(s: Strategy, ease: float) -> float:
     return total
 
 
-def lengths(dice: random.Random, prompts: int = 16, samples: int = 8) -> list[int]:
-    """Like those of `task.difficulty=tail`: of 16 problems 14 are quick, one is hard and one hardly ever solved."""
+def lengths(dice: random.Random, flat: int | None = None, prompts: int = 16, samples: int = 8) -> list[int]:
+    """All `flat`, or like those of `task.difficulty=tail`: of 16 problems 14 are quick, one is hard and one hardly ever
+    solved."""
+    if flat:
+        return [flat] * (prompts * samples)
     found = []
     for _ in range(prompts):
         middle, spread = dice.choices([(85, 0.7), (600, 0.8), (3500, 0.6)], [14, 1, 1])[0]
@@ -127,6 +130,7 @@ class Play:
     machine: Machine
     capture_s: float
     dice: random.Random
+    longest: int = LONGEST
     captured: set[tuple[Any, ...]] = field(default_factory=set)
     capturing_s: float = 0.0
     texts: list[Text] = field(default_factory=list)
@@ -156,7 +160,7 @@ class Play:
     def prospect(self) -> Prospect:
         if not self.texts:
             return Prospect()
-        return Prospect(fmean(LONGEST - text.written for text in self.texts), {NEURAL: self._missed()})
+        return Prospect(fmean(self.longest - text.written for text in self.texts), {NEURAL: self._missed()})
 
     def knows(self, strategies: list[Strategy]) -> Strategy:
         """The best one for the texts that run."""
@@ -198,12 +202,12 @@ class Play:
 
 def play(machine: Machine, capture_s: float, args: argparse.Namespace, seed: int) -> dict[str, Any]:
     strategies = default_strategies(["suffix", NEURAL])
-    game = Play(machine, capture_s, random.Random(seed))
+    game = Play(machine, capture_s, random.Random(seed), args.flat or LONGEST)
     tuner = Tuner(strategies, MOST, args.explore, game.prospect)
     rows: list[dict[str, float]] = []
     for step in range(args.steps + 1):
         dice, before = random.Random(f"{seed} {step}"), game.capturing_s
-        drawn = [(n, dice.gauss(0.0, args.spread)) for n in lengths(dice)]
+        drawn = [(n, dice.gauss(0.0, args.spread)) for n in lengths(dice, args.flat)]
         texts = lambda drawn=drawn: [Text(*one) for one in drawn]  # noqa: E731
         row = {"plain_s": game.rollout(texts(), lambda _: PLAIN)}
         row["adaptive_s"] = game.rollout(texts(), tuner.choose, tuner)
@@ -244,6 +248,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--explore", type=float, default=0.02)
     parser.add_argument("--repeat", type=int, default=4)
     parser.add_argument("--spread", type=float, default=0.15, help="of how often guesses hold, between texts")
+    parser.add_argument("--flat", type=int, metavar="TOKENS", help="all answers have this length")
     args = parser.parse_args(argv)
     machine = Machine.of(json.loads(args.costs.read_text().splitlines()[-1])["rows"])
     print("capture   rollouts  of the best  graphs  capturing: first step  later ones  explored")
@@ -257,7 +262,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     print(f"\ntexts     seconds  plain   (captures of {rows[-1]['capture_ms']:.0f} ms)")
     for one in rows[-1]["by_texts"]:
         print(f"up to {one['up_to']:<4} {one['seconds']:>5.2f} s  {one['plain']:>5.0%}")
-    result = {"steps": args.steps, "repeat": args.repeat, "explore": args.explore, "spread": args.spread, "rows": rows}
+    settings = {name: value for name, value in vars(args).items() if name not in ("costs", "capture_ms")}
+    result = settings | {"rows": rows}
     print(json.dumps(result))
     return result
 

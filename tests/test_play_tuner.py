@@ -42,3 +42,9 @@ def test_the_tuner_comes_near_one_that_knows_everything(play_tuner, capsys, spre
     assert all(row["plain"] < 0.2 for row in dear["by_texts"] if 1 < row["up_to"] < 128), "where guessing pays"
     out = capsys.readouterr().out
     assert "of the best" in out and "up to 64" in out
+
+
+def test_where_all_texts_are_equally_long(play_tuner, capsys):
+    words = ["--costs", str(COSTS), "--capture-ms", "0", "--steps", "2", "--repeat", "1", "--flat", "96"]
+    (row,) = play_tuner.main(words)["rows"]
+    assert row["speedup"] > 0.97 and [r["up_to"] for r in row["by_texts"]][-1] == 128

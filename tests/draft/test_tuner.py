@@ -81,6 +81,20 @@ def test_exploration_is_bounded():
     assert tuner.explored <= 0.021 * tuner.seconds
 
 
+def test_looks_in_vain_become_fewer_until_a_drafter_changes():
+    machine, tuner = Machine({"neural": 0.85, "suffix": 0.3}, knee=40), Tuner(STRATEGIES, 256)
+
+    def explored(rounds: int) -> float:
+        spent, seconds = tuner.explored, tuner.seconds
+        play(tuner, machine, 256, rounds)
+        return (tuner.explored - spent) / (tuner.seconds - seconds)
+
+    explored(1000)
+    assert explored(2000) < 0.01, "half of what may be spent"
+    tuner.renew()
+    assert explored(1000) > 0.012
+
+
 def test_captures_of_what_is_only_looked_at_are_bounded_too():
     """A capture takes as long as a hundred rounds, and there are as many as batch sizes times strategies."""
     machine, tuner = Machine({"neural": 0.8, "suffix": 0.3}, capture_s=0.1), Tuner(STRATEGIES, 64)

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.kernels.noise import noise_ahead
+from paceline.kernels.race import Bans
 from paceline.kernels.race import race as either
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -55,6 +56,34 @@ def test_kernel_equals_the_twin(device, shape):
     torch.testing.assert_close(got_logprob.cpu(), logprob, rtol=1e-5, atol=1e-5)
     silent, zeros = race(*there(args, device), logprobs=False, ahead=ahead)
     assert silent.tolist() == got.tolist() and not zeros.any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(shape=shapes)
+@quick
+def test_banned_tokens_do_not_win(device, shape):
+    """The likeliest ones, for as long as they are banned; the log-probability is as if nothing were."""
+    from paceline.kernels.race_triton import race
+
+    logits, keys, places, temperature, level, _, noise = case(**shape)
+    g = torch.Generator().manual_seed(shape["seed"])
+    batch, each = shape["batch"], shape["each"]
+    free = either.plain(logits, keys, places, temperature, level, noise=noise)[0].view(batch, each)
+    wide = torch.full((batch, 5), -1, dtype=torch.int32)
+    wide[:, 1:4] = free[:, :1].int()
+    wide[:, 2] = free[:, -1].int()
+    left = torch.randint(0, 7, (batch, 2), generator=g, dtype=torch.int32)[:, 1]
+    wide[left == 0] = -1  # as the engine has them where nothing is banned
+    bans = Bans(wide[:, 1:4], left)
+    args = logits, keys, places, temperature, level
+    expected, logprob = either.plain(*args, noise=noise, bans=bans)
+    got, got_logprob = race(*there(args, device), noise=noise, bans=Bans(*there(bans, device)))
+    assert got.cpu().tolist() == expected.tolist()
+    torch.testing.assert_close(got_logprob.cpu(), logprob, rtol=1e-5, atol=1e-5)
+    early = left[:, None] > (0 if level is None else level)
+    drawn = got.cpu().view(batch, each)
+    assert not ((drawn[..., None] == bans.tokens[:, None]).any(-1) & early).any()
+    assert torch.equal(drawn[~early], free[~early])
 
 
 @pytest.mark.parametrize("device", DEVICES)

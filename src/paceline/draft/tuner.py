@@ -6,9 +6,9 @@ product is an estimate of speed for every strategy, and the best one runs. What 
 guessed from what it cost at the nearest size and from what others cost at this one, so that a few bad tries are enough
 to know that none pays. A drafter that did not run has to catch up first, which is measured too, and has to pay before
 texts come to their longest. When most texts are new, what is usual counts, not what the last few of those before did.
-Where guessing pays little, plain decoding is measured again and again. A small share of the time, `explore`, goes to
-strategies that have not been tried for long, so that no verdict is for ever. Decisions are a function of the past
-alone: a draft is never looked at before deciding whether to check it, which would change what is written.
+Where guessing pays little, plain decoding is measured again and again. A small share of the time, at most `explore`,
+goes to strategies that have not been tried for long, so that no verdict is for ever. Decisions are a function of the
+past alone: a draft is never looked at before deciding whether to check it, which would change what is written.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from paceline.draft.strategy import PLAIN, Strategy
 LATEST = 9  # durations that are kept; their median counts
 PATIENCE = 25  # rounds before a strategy is worth another look
 SELDOM = 16  # times as many before one that cannot win is
+SETTLED = 5  # looks in vain after which more of them may take less and less
 HOLD = 3  # rounds for which a decision stands after the one it was made for
 HORIZON = 50  # rounds over which it must pay that a drafter has to catch up
 LASTING = 100  # rounds over which it must pay that a strategy meets a batch size for the first time
@@ -89,6 +90,8 @@ class Tuner:
         self.round = 0
         self.seconds = 0.0
         self.explored = 0.0
+        self.allowed = 0.0
+        """Seconds that exploring may have taken until now."""
         self._costs: dict[Strategy, dict[int, Cost]] = {s: {} for s in self.strategies}
         self._acceptance: dict[str, Acceptance] = {s.family: Acceptance() for s in self.strategies}
         self._catching_up: dict[str, dict[int, deque[float]]] = {}  # seconds a row, by drafter and bucket
@@ -96,6 +99,8 @@ class Tuner:
         self._meeting: deque[float] = deque(maxlen=LATEST)  # seconds that captures took
         self._ask, self._prospect = prospect, Prospect()
         self._looks = 0
+        self._best: dict[int, Strategy] = {}  # by bucket, as it was last seen
+        self._in_vain: dict[int, int] = {}  # looks at a bucket since its best strategy was another one
         self._running = 0
         self._now = Decision(0, PLAIN)
         self._next: Decision | None = None
@@ -135,6 +140,8 @@ class Tuner:
         self._prospect = self._ask()
         fitting = [s for s in self.strategies if s.fits(size)]
         best = max(fitting, key=lambda s: self._speed(size, s) * (1.0 if s.plain else MARGIN))
+        if self._best.get(size) != best:
+            self._best[size], self._in_vain[size] = best, 0
         if not best.plain and self._in_doubt(size, best):
             return Decision(size, PLAIN)
         if not self._sure(size, best):
@@ -159,10 +166,11 @@ class Tuner:
         made up for what it had missed in `made_up` rows, and that was all, it says what those cost."""
         if strategy not in self._costs:
             return
+        size = self.bucket(batch)
         self.seconds += seconds
+        self.allowed += seconds * self.explore * min(1.0, SETTLED / (1 + self._in_vain.get(size, 0)))
         if exploring:
             self.explored += seconds  # with what a graph took to capture: most looks find nothing that it would serve
-        size = self.bucket(batch)
         if warm:
             self._costs[strategy].setdefault(size, Cost()).add(seconds, self.round)
         elif not strategy.plain:
@@ -181,7 +189,8 @@ class Tuner:
 
     def renew(self) -> None:
         """A drafter has changed, so old looks at its strategies say little: what they took too much is forgiven."""
-        self.explored = min(self.explored, self.explore * self.seconds)
+        self._in_vain = dict.fromkeys(self._in_vain, 0)
+        self.explored = min(self.explored, self.allowed)
 
     def _in_doubt(self, size: int, best: Strategy) -> bool:
         """Whether what plain decoding takes is not known, or not well known where guessing pays so little that it may
@@ -272,7 +281,7 @@ class Tuner:
             known = self._costs[s].get(size)
             return self.round - known.round if known else self.round
 
-        left = self.explore * self.seconds - self.explored
+        left = self.allowed - self.explored
         if left <= 0:
             return None
         most = left + 3 * self._cost(size, PLAIN)
@@ -285,6 +294,7 @@ class Tuner:
         stale = [s for s in fitting if s != best and self._cost(size, s) + self._entry(size, s) <= most and due(s)]
         if not stale:
             return None
+        self._in_vain[size] += 1
         self._looks += 1
         if self._looks % 2 == 0:
             return max(stale, key=age)
@@ -296,6 +306,7 @@ class Tuner:
             "round": self.round,
             "seconds": self.seconds,
             "explored": self.explored,
+            "allowed": self.allowed,
             "costs": [
                 {"strategy": str(s), "batch": n, "round": c.round, "seconds": list(c.seconds)}
                 for s, by_size in self._costs.items()
@@ -312,6 +323,7 @@ class Tuner:
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what an earlier tuner knew about strategies that still exist."""
         self.round, self.seconds, self.explored = state["round"], state["seconds"], state["explored"]
+        self.allowed = state.get("allowed", self.explore * self.seconds)  # older versions did not count it
         for entry in state["costs"]:
             strategy = Strategy.parse(entry["strategy"])
             if strategy in self.strategies and entry["batch"] in self.sizes:

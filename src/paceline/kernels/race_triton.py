@@ -14,6 +14,7 @@ from torch import Tensor
 from paceline.kernels.device import processors, starts_early
 from paceline.kernels.early_triton import take_turn
 from paceline.kernels.fused_triton import _GOLDEN, _gumbel, _mix
+from paceline.kernels.race import Bans
 
 BLOCK = 1024
 MAX_SPLITS = 256
@@ -30,6 +31,7 @@ def race(
     noise: bool = True,
     logprobs: bool = True,
     ahead: int = 0,
+    bans: Bans | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `kernels.race.race`."""
     rows, vocab = logits.shape
@@ -44,12 +46,15 @@ def race(
     tokens = torch.empty(rows, dtype=torch.int64, device=device)
     logprob = torch.empty(rows, dtype=torch.float32, device=device)
     early = starts_early(device)
+    banned, left = (None, None) if bans is None else bans
     _race[(rows, splits)](
-        logits, keys, places, temperature, level, ids, part, column,
+        logits, keys, places, temperature, level, ids, banned, left, part, column,
         logits.stride(0), keys.stride(0), places.stride(0), temperature.stride(0),
         0 if level is None else level.stride(0), 0 if level is None else level.stride(1),
+        0 if banned is None else banned.stride(0), 0 if left is None else left.stride(0),
         rows, each, vocab, stretch, ahead,
-        LEVEL=level is not None, IDS=ids is not None, NOISE=noise, LOGPROB=logprobs, BLOCK=BLOCK, PDL=early,
+        LEVEL=level is not None, IDS=ids is not None, BANNED=0 if banned is None else banned.shape[1],
+        NOISE=noise, LOGPROB=logprobs, BLOCK=BLOCK, PDL=early,
         num_warps=4, enable_fp_fusion=False, launch_pdl=early,
     )  # fmt: skip
     _join[(rows,)](
@@ -61,15 +66,15 @@ def race(
 
 @triton.jit(
     do_not_specialize=["keys_stride", "places_stride", "temperature_stride", "level_stride_b", "level_stride_t",
-                       "rows", "each", "ahead"],
-    do_not_specialize_on_alignment=["keys", "places", "temperature", "level"],
+                       "banned_stride", "left_stride", "rows", "each", "ahead"],
+    do_not_specialize_on_alignment=["keys", "places", "temperature", "level", "banned", "left"],
 )  # fmt: skip
 def _race(
-    logits, keys, places, temperature, level, ids, part, column,
+    logits, keys, places, temperature, level, ids, banned, left, part, column,
     logits_stride, keys_stride, places_stride, temperature_stride, level_stride_b, level_stride_t,
-    rows, each, vocab, stretch, ahead,
-    LEVEL: tl.constexpr, IDS: tl.constexpr, NOISE: tl.constexpr, LOGPROB: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    banned_stride, left_stride, rows, each, vocab, stretch, ahead,
+    LEVEL: tl.constexpr, IDS: tl.constexpr, BANNED: tl.constexpr, NOISE: tl.constexpr, LOGPROB: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     split = tl.program_id(1)
@@ -79,8 +84,13 @@ def _race(
     greedy = warmth == 0
     cool = tl.where(greedy, 1.0, warmth)
     place = tl.load(places + b * places_stride).to(tl.int64) + ahead
+    if BANNED:
+        still = tl.load(left + b * left_stride)
     if LEVEL:
-        place += tl.load(level + b * level_stride_b + (row % each) * level_stride_t).to(tl.int64)
+        further = tl.load(level + b * level_stride_b + (row % each) * level_stride_t)
+        place += further.to(tl.int64)
+        if BANNED:
+            still -= further.to(tl.int32)
     key = _mix(tl.load(keys + b * keys_stride) + (place + 1) * _GOLDEN)
     logits += row.to(tl.int64) * logits_stride
 
@@ -103,6 +113,9 @@ def _race(
             if IDS:
                 token = tl.load(ids + i, mask=there, other=0)
             score = tl.where(greedy, x, x + _gumbel(key, token))
+        for n in tl.static_range(BANNED):
+            out = tl.load(banned + b * banned_stride + n)
+            score = tl.where((still > 0) & (i == out), -float("inf"), score)
         better = score > best
         best = tl.where(better, score, best)
         at = tl.where(better, i, at)

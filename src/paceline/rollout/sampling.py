@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.kernels.fused import has_kernels
 from paceline.kernels.noise import noise_ahead
+from paceline.kernels.race import Bans
 from paceline.kernels.race import race as race_on_the_way
 from paceline.rollout.request import Filters
 
@@ -56,9 +57,10 @@ def draw(
     ahead: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Draw the tokens `ahead` of `places` [B], or of the members of trees `level` [B, T] behind those, as `race` does.
-    `noise` is called where it has to be written out: a GPU makes it on the way, but for filters."""
-    if has_kernels(logits) and not filters:
-        return race_on_the_way(logits, rows.keys, places, rows.temperature, level, ahead=ahead)
+    `noise` is called where it has to be written out: a GPU makes it on the way, unless something is sorted."""
+    if has_kernels(logits) and filters < Filters.SORTS:
+        bans = Bans(rows.banned, rows.min_left) if filters else None
+        return race_on_the_way(logits, rows.keys, places, rows.temperature, level, ahead=ahead, bans=bans)
     return race(logits, rows if level is None else rows.spread(level), noise(), filters)
 
 
@@ -117,7 +119,7 @@ class NoiseAhead:
 
 def keep(scaled: Tensor, rows: SamplingRows, filters: Filters) -> Tensor:
     """Set the scores of tokens that the filters drop to -inf. Neutral parameters drop nothing."""
-    scaled = _ban(scaled, rows.banned.long().where(rows.min_left[:, None] > 0, -1))
+    scaled = Bans(rows.banned, rows.min_left).apply(scaled, torch.zeros_like(rows.min_left)[:, None])
     if filters < Filters.SORTS:
         return scaled
     vocab = scaled.shape[-1]
@@ -133,8 +135,3 @@ def keep(scaled: Tensor, rows: SamplingRows, filters: Filters) -> Tensor:
     last = best.gather(-1, torch.minimum(nucleus, k) - 1)
     floor = best[:, :1] + rows.min_p.to(best.dtype).log()[:, None]
     return scaled.masked_fill(scaled < torch.maximum(last, floor), -torch.inf)
-
-
-def _ban(scaled: Tensor, index: Tensor) -> Tensor:
-    values = torch.where(index >= 0, -torch.inf, scaled.gather(-1, index.clamp(min=0)))
-    return scaled.scatter(-1, index.clamp(min=0), values)
