@@ -31,6 +31,7 @@ from triton.runtime.jit import JITFunction
 
 from paceline.draft.neural import DrafterShape, NeuralDrafter
 from paceline.draft.strategy import NEURAL, default_strategies
+from paceline.draft.vocabulary import guessable
 from paceline.kernels import device, fused, paged_attention_triton, product, race_triton
 from paceline.model import Decoder
 from paceline.rollout.drafting import NeuralDrafting
@@ -39,7 +40,7 @@ from paceline.rollout.pages import PagePool, default_page_size
 from paceline.rollout.request import Filters
 from paceline.rollout.rows import Rows
 from paceline.rollout.runner import Runner
-from passes import GEOMETRY, SMALL_HEAD, config_of
+from passes import GEOMETRY, config_of
 
 PROCESSORS = 132  # of an H200
 META = torch.device("meta")
@@ -116,7 +117,8 @@ def make_runner(geometry: str, max_batch: int) -> Runner:
     config = config_of(geometry, LONGEST)
     with META:
         model = Decoder(config).to(torch.bfloat16).requires_grad_(False)
-        vocab = torch.arange(SMALL_HEAD) if config.vocab_size > SMALL_HEAD else None
+        guessed = guessable(config.vocab_size)
+        vocab = torch.arange(guessed) if guessed < config.vocab_size else None
         drafter = NeuralDrafter(model, DrafterShape(config.intermediate_size, WINDOW), vocab)
         drafter = drafter.to(torch.bfloat16).requires_grad_(False)
     page = default_page_size(torch.device("cuda"), max_batch)

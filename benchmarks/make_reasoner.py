@@ -32,6 +32,7 @@ import torch.nn.functional as F
 
 from paceline.build import DRAFTER
 from paceline.draft.neural import NeuralDrafter, load_drafter, save_drafter
+from paceline.draft.vocabulary import LEAST
 from paceline.learn.optimizer import AdamW
 from paceline.model import Decoder, DecoderConfig, load_model, save_model
 from paceline.model.attention import PackedAttention
@@ -84,7 +85,7 @@ PRESETS = {
     "1.5b": Preset(_shape(1536, 6, 12, 2, 8960, tied=True), 4e-4, 16384, tail=True, grown=(28, 151936)),
     "tiny": Preset(_shape(64, 4, 4, 2, 128), 3e-3, 10240, tail=True, grown=(12, 512)),
 }
-DRAFT_VOCAB = 32768  # tokens that the drafter of a grown model can guess, as drafters of such models have it
+DRAFT_VOCAB = LEAST  # tokens that the drafter of a grown model can guess: enough for answers with few different ones
 
 
 def make_tokenizer(folder: Path, context: int = CONTEXT) -> Tokenizer:

@@ -34,7 +34,6 @@ GEOMETRY = {
     "tiny": (7, 64, 4, 2, 128, 512, False),
 }  # fmt: skip
 ROOM = 64  # places behind the context that a round may write to
-SMALL_HEAD = 32768  # tokens that a drafter of a large vocabulary guesses
 
 
 def config_of(name: str, longest: int) -> DecoderConfig:

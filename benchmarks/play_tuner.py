@@ -26,6 +26,7 @@ from typing import Any
 
 from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
 from paceline.draft.tuner import Prospect, Tuner, sizes
+from paceline.draft.vocabulary import GUESSABLE
 from paceline.rollout.drafting import entries_at_once, entries_in_reach
 
 MOST, LONGEST = 128, 4096
@@ -70,7 +71,7 @@ class Machine:
             name = r["pass"].split()
             if name[0] == "verify" and name[-1] == "tokens":
                 checks.setdefault(r["batch"] * int(name[1]), []).append(r["ms"])
-        drafts = [r for r in rows if r["pass"].startswith(f"draft {GUESSES}, ") and "full" not in r["pass"]]
+        drafts = [r for r in rows if r["pass"].startswith(f"draft {GUESSES}, {GUESSABLE}, ")]
         guess = sorted((r["batch"], r["ms"] / GUESSES) for r in drafts)
         return cls(plain, sorted((tokens, fmean(ms)) for tokens, ms in checks.items()), guess)
 

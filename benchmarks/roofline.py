@@ -26,6 +26,7 @@ from paceline.draft.drafter import Draft
 from paceline.draft.neural import DrafterShape, NeuralDrafter
 from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
 from paceline.draft.suffix import SuffixDrafter
+from paceline.draft.vocabulary import GUESSABLE, LARGE, LEAST
 from paceline.kernels import device as kernels
 from paceline.kernels import product
 from paceline.model import Decoder
@@ -35,7 +36,6 @@ from paceline.rollout.request import Sequence
 from passes import (
     GEOMETRY,
     ROOM,
-    SMALL_HEAD,
     Bench,
     Clock,
     chain,
@@ -121,7 +121,7 @@ def measure_drafts(
 ) -> None:
     """A round of guesses, by window and by head; steps that keep features for it."""
     batches = [b for b in args.draft_batch if (b, args.context) in plain]
-    heads = [None] if model.config.vocab_size <= SMALL_HEAD else [None, SMALL_HEAD]
+    heads = [None] if model.config.vocab_size <= LARGE else [None, GUESSABLE, LEAST]
     for size in heads if batches else []:
         for window in args.window if size is None else args.window[:1]:
             vocab = None if size is None else torch.arange(size, device=model.device)

@@ -164,7 +164,8 @@ def draft_train(
     loss: Annotated[str, typer.Option(help="soft or overlap.")] = "soft",
     window: Annotated[int, typer.Option(min=8, help="Tokens that it looks back on.")] = 512,
     vocab: Annotated[
-        int | None, typer.Option(min=16, help="Frequent tokens that it can guess; all, or 32,768 if there are many.")
+        int | None,
+        typer.Option(min=16, help="Frequent tokens that it can guess; by default all, or 99.5 % of what is written."),
     ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Settings as key=value.")] = None,
 ) -> None:

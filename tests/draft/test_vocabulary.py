@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 
-from paceline.draft.vocabulary import GUESSABLE, LAST, choose_tokens, guessable
+from paceline.draft.vocabulary import GUESSABLE, LAST, LEAST, RARE, choose_tokens, enough, guessable
 from paceline.model import Decoder
 
 from ..conftest import tiny_model
@@ -25,6 +26,30 @@ def policy_of(vocab_size: int, eos_ids: tuple[int, ...] = ()) -> Decoder:
 )
 def test_how_many(vocab_size, wanted, count):
     assert guessable(vocab_size, wanted) == count
+
+
+def zipf(tokens: int, words: int, seed: int = 0) -> Counter[int]:
+    """Texts as languages have them: the second most frequent word comes half as often as the first, and so on."""
+    chances = 1 / torch.arange(1, words + 1, dtype=torch.float64)
+    drawn = torch.multinomial(chances, tokens, replacement=True, generator=torch.Generator().manual_seed(seed))
+    return Counter(drawn.tolist())
+
+
+def test_answers_show_how_many_are_enough():
+    assert guessable(152064, None, Counter({5: 1000, 6: 900})) == LEAST
+    assert guessable(152064, 500, Counter({5: 1000, 6: 900})) == 500, "what is wanted counts more"
+    assert guessable(152064, None, Counter()) == GUESSABLE
+    written = zipf(2_000_000, 20_000)
+    count = enough(written)
+    assert LEAST < count < len(written)
+    kept = {token for token, _ in written.most_common(count)}
+    later = zipf(200_000, 20_000, seed=1)
+    rare = sum(times for token, times in later.items() if token not in kept) / later.total()
+    assert 0.5 * RARE < rare < 1.1 * RARE, "of what is written later"
+
+
+def test_few_answers_show_nothing():
+    assert enough(zipf(20_000, 20_000)) == GUESSABLE
 
 
 def test_all_of_a_small_vocabulary():

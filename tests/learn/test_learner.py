@@ -307,7 +307,7 @@ def test_equals_trl(loss_type, aggregate, tmp_path):
     }
     other = trainer._compute_loss(theirs.train(), inputs)
     other.backward()
-    assert float(mine) == pytest.approx(float(other), rel=1e-4, abs=1e-6)
+    assert mine.item() == pytest.approx(other.item(), rel=1e-4, abs=1e-6)
     ours_grad, their_grad = ours.head.weight.grad, theirs.lm_head.weight.grad
     torch.testing.assert_close(ours_grad, their_grad.to(ours_grad.dtype), rtol=1e-3, atol=1e-6)
 

@@ -1,7 +1,8 @@
 """Which tokens a drafter can guess.
 
 Scoring a vocabulary is most of what a guess costs: with 152,064 tokens and the geometry of a 7B, six guesses take 0.66
-of a decode step, with 32,768 of them 0.36. Rare tokens are never guessed then, which costs a check where they come.
+of a decode step, with 32,768 of them 0.35. Rare tokens are never guessed then, which costs a check where they come.
+Answers to a task's prompts use few of a large vocabulary's tokens; how many are enough can be counted.
 """
 
 from __future__ import annotations
@@ -16,24 +17,44 @@ from torch import Tensor
 from paceline.model import Decoder
 
 LARGE = 65536
-GUESSABLE = 32768
+GUESSABLE = 32768  # of a large one, unless answers show that fewer are enough
+LEAST, STEP = 8192, 1024
+"""Of a 7B's drafter, the head with so few is a tenth of what it reads: fewer would save little."""
+RARE = 0.005  # share of what is written that need not be guessed: the head is cheaper by more than these checks cost
 LAST = 2560  # tokenizers have their special tokens at the end, before what pads the matrix
 
 
-def guessable(vocab_size: int, wanted: int | None = None) -> int:
+def guessable(vocab_size: int, wanted: int | None = None, written: Counter[int] | None = None) -> int:
     """How many tokens: as many as are wanted, by default all unless there are very many."""
-    return min(vocab_size, wanted or (GUESSABLE if vocab_size > LARGE else vocab_size))
+    if wanted or vocab_size <= LARGE:
+        return min(vocab_size, wanted or vocab_size)
+    return enough(written) if written else GUESSABLE
+
+
+def enough(written: Counter[int]) -> int:
+    """How many tokens make up all but a RARE few of what will be written. What has not been written yet will come as
+    often as what was written once (Good and Turing); if that is too often, too little was written to tell."""
+    spare = RARE * written.total() - sum(times == 1 for times in written.values())
+    if spare < 0:
+        return GUESSABLE
+    count = len(written)
+    for times in sorted(written.values()):
+        spare -= times
+        if spare < 0:
+            break
+        count -= 1
+    return min(GUESSABLE, max(LEAST, -(-count // STEP) * STEP))
 
 
 def choose_tokens(policy: Decoder, wanted: int | None = None, written: Iterable[int] = ()) -> Tensor | None:
     """The tokens that occur most often in what was `written`; where that is not enough, those that end an answer, the
     special ones at the end of the vocabulary, and the first, which tokenizers learn from the most frequent texts. None
     for all."""
-    size = policy.config.vocab_size
-    count = guessable(size, wanted)
+    size, seen = policy.config.vocab_size, Counter(written)
+    count = guessable(size, wanted, seen)
     if count == size:
         return None
-    frequent = (token for token, _ in Counter(written).most_common())
+    frequent = (token for token, _ in seen.most_common())
     others = chain(policy.config.eos_ids, range(size - min(LAST, count // 4), size), range(size))
     chosen = islice(dict.fromkeys(chain(frequent, others)), count)
     return torch.tensor(sorted(chosen), device=policy.device)

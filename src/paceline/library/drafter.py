@@ -60,7 +60,8 @@ class Drafter:
     ) -> Drafter:
         """A new one for `model`. The model writes `samples` answers to each of the prompts, then the drafter learns
         from them for so many seconds. It looks back on `window` tokens, and guesses among the `vocab` most frequent
-        ones, by default 32,768 of a large vocabulary and all of a small one. `report` is called after every step."""
+        ones, by default all of a small vocabulary, and of a large one as many as make up 99.5 % of the answers (8,192
+        at least, 32,768 at most). `report` is called after every step."""
         if not prompts:
             raise UserError("a drafter learns from answers, but there are no prompts to answer")
         policy, tokenizer = _load(model, device, dtype)
