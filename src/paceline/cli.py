@@ -165,7 +165,7 @@ def draft_train(
     window: Annotated[int, typer.Option(min=8, help="Tokens that it looks back on.")] = 512,
     vocab: Annotated[
         int | None,
-        typer.Option(min=16, help="Frequent tokens that it can guess; by default all, or 99.5 % of what is written."),
+        typer.Option(min=16, help="Frequent tokens that it can guess: all, or of many 99.5 % of what answers have."),
     ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Settings as key=value.")] = None,
 ) -> None:

@@ -49,6 +49,8 @@ def train_command(
     console.print(f"{len(texts)} answers, {tokens:,} tokens, in {seconds:.0f} s ({tokens / seconds:,.0f} tokens/s)")
 
     drafter = drafter_for(policy, texts, window, vocab, config.seed)
+    if drafter.vocab is not None:
+        console.print(f"it can guess {len(drafter.vocab):,} of {policy.config.vocab_size:,} tokens")
     shown = time.perf_counter()
 
     def show(f: Fitted) -> None:
