@@ -6,8 +6,9 @@
 Each step's prompts are rolled out both ways from the same weights with the same noise, in turns first, and learned from
 once, as `paceline compare` does it; a whole step of a way is its own rollout and rewards, and the update that both
 share. The first step captures graphs and is left out of the ratios, but not of the rewards. At the end stands where the
-rollouts' time went, by how many requests ran at once. Checkpoints are not written. MODEL is `embedded`, or one made as
-make_reasoner.py says. The last line is JSON.
+rollouts' time went, by how many requests ran at once, and how near the update came to what its products need at the
+speed of a large one. Checkpoints are not written. MODEL is `embedded`, or one made as make_reasoner.py says. The last
+line is JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ import torch  # noqa: E402
 from paceline.build import choose_device  # noqa: E402
 from paceline.compare import ADAPTIVE, PLAIN, Comparison, Step, joules_of  # noqa: E402
 from paceline.config import Config, load_config  # noqa: E402
+from paceline.kernels.device import wait_for  # noqa: E402
 from paceline.memory import gb  # noqa: E402
+from paceline.model import Decoder  # noqa: E402
+from paceline.model.checkpoint import find_model, read_config  # noqa: E402
 from paceline.observe.live import LiveView  # noqa: E402
 from paceline.rollout.stats import PARTS, Round  # noqa: E402
 from paceline.run import Run  # noqa: E402
@@ -94,12 +98,13 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, config: Config) -> dict[str, Any]:
-    view = Watcher(config)
+    device, view = choose_device(config.model.device), Watcher(config)
+    cuda = device.type == "cuda"
+    rate = product_rate(device)  # first: later there may be no room for it
     trainer = Comparison(config, Run.create(config), view)
     trainer.look_into = args.explain
     ready = time.time() - STARTED
     print(f"ready after {ready:.1f} s", flush=True)
-    cuda = choose_device(config.model.device).type == "cuda"
     rounds: dict[str, list[Round]] = {PLAIN: [], ADAPTIVE: []}
     try:
         for _ in range(config.steps):
@@ -114,6 +119,7 @@ def measure(args: argparse.Namespace, config: Config) -> dict[str, Any]:
         trainer.close()
     result = summarize(trainer.steps)
     result |= {
+        "update": update_speed(trainer.steps, product_weights(args.model), rate),
         "requests": by_requests(rounds, result["steps"]),
         "model": args.model,
         "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads",
@@ -147,7 +153,7 @@ def row_of(s: Step) -> dict[str, Any]:
     m = s.metrics
     names = ("response_length/mean", "response_length/p50", "response_length/p99", "response_length/max",
              "rollout/spec_accept_length", "timing_s/update_actor", "timing_s/train_drafter", "actor/grad_norm",
-             "rollout_corr/kl", "rollout/graph_gb")  # fmt: skip
+             "actor/tokens", "rollout_corr/kl", "rollout/graph_gb")  # fmt: skip
     return {
         "rollout_s": {w: round(v, 3) for w, v in s.seconds.items()},
         "reward_s": {w: round(v, 3) for w, v in s.reward_s.items()},
@@ -199,6 +205,45 @@ def summarize(steps: list[Step]) -> dict[str, Any]:
     }
 
 
+def product_weights(model: str) -> int:
+    """How many weights a token is multiplied with: all but the embeddings."""
+    with torch.device("meta"):
+        shape = Decoder(read_config(find_model(model)))
+    unused = 0 if shape.config.tied else shape.embed.weight.numel()
+    return sum(p.numel() for p in shape.parameters()) - unused
+
+
+def product_rate(device: torch.device, repeat: int = 9) -> float:
+    """Operations per second of a large product."""
+    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    times = []
+    for _ in range(repeat):
+        wait_for(device)
+        started = time.perf_counter()
+        a @ b
+        wait_for(device)
+        times.append(time.perf_counter() - started)
+    del a, b
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return 2 * size**3 / median(times)
+
+
+def update_speed(steps: list[Step], weights: int, rate: float) -> dict[str, Any]:
+    """Of the products of an update, there and back; attention, which is little, and what is computed twice to save
+    memory are not counted."""
+    late = steps[WARM_UP:] or steps
+    tokens = sum(s.metrics["actor/tokens"] for s in late)
+    reached = 6 * weights * tokens / sum(s.metrics["timing_s/update_actor"] for s in late)
+    return {
+        "tokens": round(tokens / len(late)),
+        "flop_s": reached,
+        "product_flop_s": rate,
+        "share": round(reached / rate, 3),
+    }
+
+
 def by_requests(rounds: dict[str, list[Round]], steps: int) -> list[dict[str, Any]]:
     """Of every step, by how many requests ran at once (1, 2, up to 4, up to 8, ...): seconds of each way, and of the
     adaptive one how much of that was in rounds that took unusually long, tokens per request and round, and the strategy
@@ -239,13 +284,17 @@ def print_summary(r: dict[str, Any]) -> None:
           f"into, {r['near_ties']} differ by a near-tie; "
           f"longest {r['longest'][PLAIN]} plain, {r['longest'][ADAPTIVE]} adaptive; "
           f"p99 / p50 {r['tail']:.1f}; {r['accept_length']:.2f} tokens per check")  # fmt: skip
+    update = r["update"]
+    print(f"update       {update['tokens']:,} tokens that teach something, {update['flop_s'] / 1e12:.3g} TFLOP/s: "
+          f"{update['share']:.0%} of a large product's speed")  # fmt: skip
     error = r["reward_gap_error"]
     print(f"reward       {r['reward'][PLAIN]:.4f} plain, {r['reward'][ADAPTIVE]:.4f} adaptive: {r['reward_gap']:+.4f} "
           f"± {error if error is not None else float('nan'):.4f}")  # fmt: skip
     joules = r["joules_per_step"]
     if joules[PLAIN] is not None:
         print(f"energy       {joules[PLAIN]:,.0f} J a step plain, {joules[ADAPTIVE]:,.0f} J adaptive")
-    print(f"memory       {r['peak_gb']} GB at most; first token after {r['first_token_s']} s")
+    memory = "" if r["peak_gb"] is None else f"{r['peak_gb']} GB of memory at most; "
+    print(f"also         {memory}first token after {r['first_token_s']} s")
     print("\nrequests     plain  adaptive          unusual  tokens a round  mostly")
     for row in r["requests"]:
         plain, adaptive = row["seconds"][PLAIN], row["seconds"][ADAPTIVE]

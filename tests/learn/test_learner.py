@@ -157,12 +157,13 @@ def test_a_step_that_teaches_nothing_still_goes_on_with_the_momentum():
     model = tiny_model()
     answers = make_answers(model=model)
     learner = Learner(model, config())
-    learner.update(answers, step=0)
+    first = learner.update(answers, step=0)
+    assert first["actor/tokens"] == sum(a.length for a in answers)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     for answer in answers:
         answer.reward = 0.0
     metrics = learner.update(answers, step=1)
-    assert metrics["actor/grad_norm"] == 0 and metrics["actor/skipped"] == 0
+    assert metrics["actor/grad_norm"] == 0 == metrics["actor/tokens"] and metrics["actor/skipped"] == 0
     assert any(not torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 

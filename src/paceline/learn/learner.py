@@ -276,6 +276,7 @@ class Learner:
             "actor/entropy": sums.mean("entropy", tokens),
             "actor/pg_clipfrac": sums.mean("clipped", tokens),
             "actor/ppo_kl": sums.mean("update_kl", tokens),
+            "actor/tokens": float(sum(lesson.answers[i].length for i in lesson.updates[update] if lesson.teaches[i])),
             "actor/skipped": float(skipped),
             "rollout_corr/kl": sums.mean("mismatch", tokens),
             "rollout_corr/k3_kl": sums.mean("mismatch_k3", tokens),
