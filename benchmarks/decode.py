@@ -28,7 +28,7 @@ import torch
 from paceline.kernels.device import copy_bandwidth, wait_for
 from paceline.model import Decoder, DecoderConfig, load_model, save_model
 from paceline.model.checkpoint import find_model
-from paceline.model.decoder import as_dtype, parameter_bytes
+from paceline.model.decoder import as_dtype, weights_per_token
 from paceline.model.tokenizer import load_tokenizer
 from paceline.rollout import Engine, EngineSettings, Request, Sampling
 from paceline.tasks.countdown import Countdown
@@ -125,7 +125,7 @@ def _useful(tokens: list[int], eos: list[int]) -> int:
 def theory_card(model: Decoder, bandwidth: float, batches: list[int], context: int) -> dict[int, float]:
     """What a step must move at least, and the tokens/s that this allows."""
     c = model.config
-    weights = parameter_bytes(model) - (0 if c.tied else model.embed.weight.numel() * model.dtype.itemsize)
+    weights = weights_per_token(model) * model.dtype.itemsize
     per_token = 2 * c.layers * c.kv_heads * c.head_dim * model.dtype.itemsize
     print(
         f"model      {sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters, {model.dtype}, {model.device}"

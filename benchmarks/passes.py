@@ -23,7 +23,7 @@ from paceline.model import Decoder, DecoderConfig
 from paceline.model.decoder import as_dtype
 from paceline.rollout import Engine, EngineSettings, Request, Sampling
 from paceline.rollout.graphs import GraphPool
-from paceline.rollout.request import Sequence
+from paceline.rollout.request import Filters, Sequence
 
 #            layers hidden heads kv   ff   vocab   tied
 GEOMETRY = {
@@ -157,7 +157,7 @@ class Bench:
             self.sequences.append(seq)
 
     def decode(self, batch: int) -> Callable[[], Any]:
-        return lambda: self.engine.runner.decode(batch, False, batch=-1).read()
+        return lambda: self.engine.runner.decode(batch, Filters.NONE, batch=-1).read()
 
     def verify(self, batch: int, strategy: Strategy) -> Callable[[], Any]:
         """Guesses that do not hold: what a pass costs does not depend on that."""
@@ -168,7 +168,7 @@ class Bench:
 
         def work() -> None:
             self.engine.runner.hand_in(draft)
-            self.engine.runner.verify(batch, False, strategy).read()
+            self.engine.runner.verify(batch, Filters.NONE, strategy).read()
 
         return work
 
@@ -183,7 +183,7 @@ class Bench:
 
     def end_draft(self, batch: int, strategy: Strategy) -> None:
         """A round ends with a check, which takes along what the guesses left."""
-        self.engine.runner.verify(batch, False, strategy).read()
+        self.engine.runner.verify(batch, Filters.NONE, strategy).read()
 
     def time(self, *works: Callable[[], Any]) -> list[tuple[float, float]]:
         return self.clock.measure(*works)

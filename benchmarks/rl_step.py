@@ -31,10 +31,11 @@ import torch  # noqa: E402
 from paceline.build import choose_device  # noqa: E402
 from paceline.compare import ADAPTIVE, PLAIN, Comparison, Step, joules_of  # noqa: E402
 from paceline.config import Config, load_config  # noqa: E402
-from paceline.kernels.device import wait_for  # noqa: E402
+from paceline.kernels.device import product_rate  # noqa: E402
 from paceline.memory import gb  # noqa: E402
 from paceline.model import Decoder  # noqa: E402
 from paceline.model.checkpoint import find_model, read_config  # noqa: E402
+from paceline.model.decoder import weights_per_token  # noqa: E402
 from paceline.observe.live import LiveView  # noqa: E402
 from paceline.rollout.stats import PARTS, Round  # noqa: E402
 from paceline.run import Run  # noqa: E402
@@ -100,7 +101,11 @@ def main() -> None:
 def measure(args: argparse.Namespace, config: Config) -> dict[str, Any]:
     device, view = choose_device(config.model.device), Watcher(config)
     cuda = device.type == "cuda"
+    with torch.device("meta"):
+        weights = weights_per_token(Decoder(read_config(find_model(args.model))))
     rate = product_rate(device)  # first: later there may be no room for it
+    if cuda:
+        torch.cuda.empty_cache()
     trainer = Comparison(config, Run.create(config), view)
     trainer.look_into = args.explain
     ready = time.time() - STARTED
@@ -119,7 +124,7 @@ def measure(args: argparse.Namespace, config: Config) -> dict[str, Any]:
         trainer.close()
     result = summarize(trainer.steps)
     result |= {
-        "update": update_speed(trainer.steps, product_weights(args.model), rate),
+        "update": update_speed(trainer.steps, weights, rate),
         "requests": by_requests(rounds, result["steps"]),
         "model": args.model,
         "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads",
@@ -205,31 +210,6 @@ def summarize(steps: list[Step]) -> dict[str, Any]:
     }
 
 
-def product_weights(model: str) -> int:
-    """How many weights a token is multiplied with: all but the embeddings."""
-    with torch.device("meta"):
-        shape = Decoder(read_config(find_model(model)))
-    unused = 0 if shape.config.tied else shape.embed.weight.numel()
-    return sum(p.numel() for p in shape.parameters()) - unused
-
-
-def product_rate(device: torch.device, repeat: int = 9) -> float:
-    """Operations per second of a large product."""
-    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    times = []
-    for _ in range(repeat):
-        wait_for(device)
-        started = time.perf_counter()
-        a @ b
-        wait_for(device)
-        times.append(time.perf_counter() - started)
-    del a, b
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    return 2 * size**3 / median(times)
-
-
 def update_speed(steps: list[Step], weights: int, rate: float) -> dict[str, Any]:
     """Of the products of an update, there and back; attention, which is little, and what is computed twice to save
     memory are not counted."""
@@ -293,8 +273,9 @@ def print_summary(r: dict[str, Any]) -> None:
     joules = r["joules_per_step"]
     if joules[PLAIN] is not None:
         print(f"energy       {joules[PLAIN]:,.0f} J a step plain, {joules[ADAPTIVE]:,.0f} J adaptive")
-    memory = "" if r["peak_gb"] is None else f"{r['peak_gb']} GB of memory at most; "
-    print(f"also         {memory}first token after {r['first_token_s']} s")
+    if r["peak_gb"] is not None:
+        print(f"memory       {r['peak_gb']} GB at most")
+    print(f"start        first token after {r['first_token_s']} s")
     print("\nrequests     plain  adaptive          unusual  tokens a round  mostly")
     for row in r["requests"]:
         plain, adaptive = row["seconds"][PLAIN], row["seconds"][ADAPTIVE]

@@ -30,9 +30,9 @@ from paceline.draft.vocabulary import GUESSABLE, LARGE, LEAST
 from paceline.kernels import device as kernels
 from paceline.kernels import product
 from paceline.model import Decoder
-from paceline.model.decoder import parameter_bytes
+from paceline.model.decoder import parameter_bytes, weights_per_token
 from paceline.rollout import Request
-from paceline.rollout.request import Sequence
+from paceline.rollout.request import Filters, Sequence
 from passes import (
     GEOMETRY,
     ROOM,
@@ -60,7 +60,7 @@ class Floor:
 
     def __post_init__(self) -> None:
         c, width = self.model.config, self.model.dtype.itemsize
-        self.weights = parameter_bytes(self.model) - (0 if c.tied else self.model.embed.weight.numel() * width)
+        self.weights = weights_per_token(self.model) * width
         self.per_token = 2 * c.layers * c.kv_heads * c.head_dim * width
 
     def step(self, batch: int, context: int) -> float:
@@ -191,12 +191,12 @@ def profile(bench: Bench, batch: int, context: int, verify: int) -> dict[str, An
     from torch.profiler import ProfilerActivity
 
     bench.seat(batch, context)
-    work = lambda: bench.engine.runner.decode(batch, False, batch=-1).read()  # noqa: E731
+    work = lambda: bench.engine.runner.decode(batch, Filters.NONE, batch=-1).read()  # noqa: E731
     if verify > 1:
         draft, strategy = Draft.empty(batch, verify - 1), chain(verify)
         draft.tokens[:] = 1
         bench.engine.runner.hand_in(draft)
-        work = lambda: bench.engine.runner.verify(batch, False, strategy).read()  # noqa: E731
+        work = lambda: bench.engine.runner.verify(batch, Filters.NONE, strategy).read()  # noqa: E731
     work()
     runs = 5
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as traced:
@@ -253,7 +253,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         pages = max(pages_for(max(args.batch), args.context), pages_for(args.long_batch, args.long))
         bench = Bench(model, clock, max(*args.batch, args.long_batch if args.long else 1), args.longest, pages)
         bench.seat(args.batch[0], args.context)
-        bench.engine.runner.decode(args.batch[0], False, batch=-1).read()
+        bench.engine.runner.decode(args.batch[0], Filters.NONE, batch=-1).read()
         first = since_start()
         floor = Floor(model, kernels.copy_bandwidth(device))
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

@@ -44,14 +44,6 @@ def test_how_fast_updates_are(rl_step):
     assert speed == {"tokens": 15, "flop_s": 30_000.0, "product_flop_s": 1e5, "share": 0.3}, "without the first"
 
 
-def test_weights_that_a_token_is_multiplied_with(rl_step):
-    from paceline.model import load_model
-
-    model = load_model("embedded", "float32", torch.device("cpu"))
-    matrices = [p.numel() for layer in model.layers for p in layer.parameters() if p.ndim == 2]
-    assert rl_step.product_weights("embedded") == pytest.approx(sum(matrices) + model.head.weight.numel(), rel=0.01)
-
-
 def test_answers_of_one_length(rl_step, monkeypatch, capsys):
     r = run(rl_step, monkeypatch, capsys, "--steps", 1, "--flat", 24, "--prompts", 2, "--samples", 2)
     assert r["tail"] == 1.0 and {row["response_length/mean"] for row in r["rows"]} == {24.0}

@@ -38,6 +38,9 @@ def test_the_floor_of_a_7b(roofline):
     assert floor.per_token == 2 * 28 * 4 * 128 * 2
     assert floor.weights / 1e9 == pytest.approx(14.14, abs=0.01)
     assert floor.step(1, 2048) == pytest.approx(3.36, abs=0.01)
+    with torch.device("meta"):
+        tied = roofline.Decoder(roofline.config_of("1.5b", 4096)).to(torch.bfloat16)
+    assert roofline.Floor(tied, 4.25e12).weights / 1e9 == pytest.approx(3.09, abs=0.01), "its embeddings are its head"
     assert floor.step(32, 2048) == pytest.approx(4.21, abs=0.01)
 
 

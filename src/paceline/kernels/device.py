@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -37,14 +38,25 @@ def copy_bandwidth(device: torch.device, repeat: int = 10) -> float:
     size = 2**31 if device.type == "cuda" else 2**27
     a = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
     b = torch.empty_like(a)
+    return 2 * size / _median_seconds(device, lambda: b.copy_(a), repeat)
+
+
+def product_rate(device: torch.device, repeat: int = 10) -> float:
+    """Operations per second of a large product."""
+    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
+    return 2 * size**3 / _median_seconds(device, lambda: a @ b, repeat)
+
+
+def _median_seconds(device: torch.device, work: Callable[[], object], repeat: int) -> float:
     times = []
     for _ in range(repeat):
         wait_for(device)
         started = time.perf_counter()
-        b.copy_(a)
+        work()
         wait_for(device)
         times.append(time.perf_counter() - started)
-    return 2 * size / statistics.median(times)
+    return statistics.median(times)
 
 
 def wait_for(device: torch.device) -> None:

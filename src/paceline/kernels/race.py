@@ -18,7 +18,7 @@ from paceline.kernels.twin import twin
 
 
 class Bans(NamedTuple):
-    """Tokens that cannot win yet."""
+    """Tokens that cannot win yet, where every token has its column."""
 
     tokens: Tensor  # int32 [B, n]; -1: none
     left: Tensor  # int32 [B] places ahead of which they are banned
@@ -48,6 +48,7 @@ def race(
     token of each column, where that is not its number; `ahead` is added to all places -> the winning tokens int64
     [B * T] and their log-probabilities at this temperature (at 1 for temperature 0) with nothing banned, or zeros where
     they are not asked for."""
+    assert ids is None or bans is None, "bans name columns"
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     batch = len(keys)
     each = logits.shape[0] // batch

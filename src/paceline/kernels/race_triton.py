@@ -34,6 +34,7 @@ def race(
     bans: Bans | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `kernels.race.race`."""
+    assert ids is None or bans is None, "bans name columns"
     rows, vocab = logits.shape
     device = logits.device
     each = rows // len(keys)

@@ -66,7 +66,7 @@ def draw(
 
 def race(logits: Tensor, rows: SamplingRows, noise: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
     """Draw tokens from `logits` with `noise`, both [B, V] -> tokens [B], log-probabilities [B].
-    `filters` says whether any row uses more than its temperature; it changes no row that does not.
+    `filters` is the most that any row uses beside its temperature; it changes no row that does not.
 
     The log-probability is that of the policy at this temperature, before filters, which is what a learner compares
     with; for greedy rows it is the one at temperature 1.
