@@ -36,7 +36,7 @@ from paceline.kernels.device import copy_bandwidth, processors
 from paceline.kernels.epilogue import Cache
 from paceline.kernels.paged_attention import chain_tree
 from paceline.kernels.paged_attention_triton import Cut
-from paceline.kernels.product import ROWS, Table, Tile
+from paceline.kernels.product import ROWS, Table, Tile, split_as, tile_for
 
 #           hidden heads kv d    ff
 GEOMETRY = {"7b": (3584, 28, 4, 128, 18944), "1.5b": (1536, 12, 2, 128, 8960), "tiny": (64, 4, 2, 16, 128)}
@@ -65,12 +65,14 @@ def tiles(rows: int, gated: bool) -> list[Tile]:
     found += [Tile(n, k, 1, w, s, True, True, gated) for n, k, w, s in VECTOR if rows == 1]
     if rows == 1:  # the tiles of the matrix units, also for a row alone
         found += [Tile(n, k, 1, w, s, True, gated=gated) for n, k, w, s in FIRST[:6]]
+    if rows > 1 and not gated:
+        found.append(Tile(library=True))
     return found
 
 
 def splits_for(tile: Tile, out: int, size: int, most: int) -> list[int]:
     """Ways to split that fill the processors once, twice, ... as nearly as it goes."""
-    if tile.gated:
+    if tile.gated or tile.library:
         return [1]
     columns = -(-out // tile.block_n)
     blocks = -(-size // tile.block_k)
@@ -95,7 +97,7 @@ def try_product(rows: int, tile: Tile) -> str | None:
     if tile.gated:
         gate, up = expected.chunk(2, -1)
         return compare(lambda: product.gated_product(x, weight, tile), F.silu(gate) * up)
-    return compare(lambda: product.split_product(x, weight, replace(tile, splits=3)).sum(0), expected)
+    return compare(lambda: split_as(replace(tile, splits=3), x, weight).sum(0), expected)
 
 
 def try_attention(heads: int, kv_heads: int, d: int, new: int, cut: Cut) -> str | None:
@@ -217,8 +219,7 @@ class Shape:
             return fused_triton.gated(torch.mm(x, weight.t()))
         if self.gated:
             return product.gated_product(x, weight, tile)
-        parts = torch.mm(x, weight.t())[None] if tile is None else product.split_product(x, weight, tile)
-        return self.follow(parts, beside)
+        return self.follow(split_as(tile, x, weight), beside)
 
     def us(self, rows: int, tile: Tile | None, repeat: int) -> float:
         x, beside = torch.randn(rows, self.size, dtype=DTYPE, device=DEVICE), self.surroundings(rows)
@@ -239,6 +240,8 @@ def tune_shape(
             for splits in splits_for(tile, shape.out, shape.size, most):
                 candidate = replace(tile, splits=splits)
                 timed.append((shape.us(rows, candidate, repeat), candidate))
+        if rows not in ROWS and (shipped := tile_for(rows, shape.weights[0])) is not None:
+            timed.append((shape.us(rows, shipped, repeat), shipped))  # what is fast with 128 rows need not be with 72
         timed.sort(key=lambda pair: pair[0])
         row: dict[str, Any] = {"geometry": shape.geometry, "part": shape.part, "rows": rows}
         row |= {"out": shape.out, "in": shape.size, "floor_us": round(floor, 2), "cublas_us": round(cublas, 2)}
@@ -255,6 +258,8 @@ def tune_shape(
 
 
 def tile_text(tile: Tile) -> str:
+    if tile.library:
+        return "cuBLASLt"
     way = "vector" if tile.vector else "first" if tile.weight_first else "second"
     added = " added" if tile.added else ""
     return f"{tile.block_n}x{tile.block_k} /{tile.splits} w{tile.warps} s{tile.stages} {way}{added}"
@@ -338,7 +343,7 @@ def main(argv: list[str] | None = None) -> None:
                 found += tune_shape(Shape(geometry, part), args.rows, faults, bandwidth, args.repeat)
                 if DEVICE.type == "cuda":
                     torch.cuda.empty_cache()
-    better = [r for r in found if "own_us" in r and r["own_us"] < GAIN * r["cublas_us"]]
+    better = [r for r in found if r["rows"] in ROWS and "own_us" in r and r["own_us"] < GAIN * r["cublas_us"]]
     table = {(r["rows"], r["out"], r["in"]): Tile(**r["tile"]) for r in better}
     device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
     if args.out:
@@ -363,7 +368,7 @@ def _told(way: Tile | Cut) -> dict[str, Any]:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--geometry", default="7b,1.5b")
-    parser.add_argument("--rows", default="1,8,16,32,64,128,256")
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)), help="others are timed as the table has them now")
     cases = "1x1x2048,8x1x2048,32x1x2048,128x1x2048,8x1x16384,1x8x2048,8x8x2048,32x4x2048,32x8x2048,8x16x2048"
     parser.add_argument("--attention", default=cases, help="batch x new tokens x context")
     parser.add_argument("--repeat", type=int, default=7)

@@ -127,9 +127,10 @@ def descend(
     the one that stands, which begins before its turn."""
     log = []
     for part, key, way in tried:
-        if way is None and isinstance(now := ways.get(key), Tile) and now.weight_first and not now.norm:
+        now = ways.get(key)
+        if way is None and isinstance(now, Tile) and now.weight_first and not (now.norm or now.library):
             way = replace(now, ahead=True)  # others begin before their turn anyway, or cannot
-        if way is None or ways.get(key) == way:
+        if way is None or now == way:
             continue
         other = ways | {key: way}
         before, after = timer(ways, other)

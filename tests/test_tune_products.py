@@ -25,6 +25,7 @@ def test_splits_fill_the_card(tune):
     assert tune.splits_for(tile, *o, 132) == [2, 5, 7, 10, 14]
     assert tune.splits_for(tile, *down, 132)[0] == 2
     assert tune.splits_for(Tile(64, 128, gated=True), 37888, 3584, 132) == [1]
+    assert tune.splits_for(Tile(library=True), *down, 132) == [1]
 
 
 def test_what_is_tried_fits_the_number_of_rows(tune):
@@ -32,6 +33,7 @@ def test_what_is_tried_fits_the_number_of_rows(tune):
         tried = tune.tiles(rows, gated=False)
         assert tried and len(set(tried)) == len(tried)
         assert all(t.vector <= (rows == 1) for t in tried)
+        assert any(t.library for t in tried) == (rows > 1) and not any(t.library for t in tune.tiles(rows, gated=True))
 
 
 def test_a_small_run(tune, tmp_path, monkeypatch, capsys):
@@ -49,3 +51,14 @@ def test_a_small_run(tune, tmp_path, monkeypatch, capsys):
     assert set(table) == {(1, 128, 64), (1, 64, 64), (1, 256, 64), (1, 64, 128), (1, 128, 128)}
     assert [t.gated for key, t in table.items() if key[1] == 256] == [True]
     assert "left out" not in capsys.readouterr().out
+
+
+def test_other_numbers_of_rows_are_timed_as_the_table_has_them(tune, tmp_path, monkeypatch, capsys):
+    """A tile is chosen for the most rows that it serves, and has to show what it does with fewer."""
+    monkeypatch.setattr(tune, "tile_for", lambda rows, weight: Tile(library=True) if len(weight) == 128 else None)
+    monkeypatch.setattr(tune, "SPLITS", ())
+    out = tmp_path / "tiles.json"
+    tune.main(["--geometry", "tiny", "--rows", "5", "--attention", "", "--workers", "0", "--out", str(out)])
+    lines = [line for line in capsys.readouterr().out.splitlines() if " 5 rows" in line]
+    assert [line.split()[1] for line in lines if "cuBLASLt" in line] == ["qkv", "draft"] and len(lines) == 5
+    assert read_tiles(out) == {}

@@ -31,9 +31,13 @@ def test_what_pays_stays(tune_steps):
     tried = [("o", (1, 8, 8), Tile(n)) for n in (1, 2, 3, 4)] + [
         ("down", (1, 8, 9), Tile(5)),
         ("down", (1, 8, 9), None),
+        ("qkv", (1, 8, 7), None),
     ]
-    ways, log = tune_steps.descend({(1, 8, 8): Tile(1), (1, 8, 9): Tile(1)}, iter(tried), timer)
-    assert ways == {(1, 8, 8): Tile(2), (1, 8, 9): Tile(5, ahead=True)}, "a gain that may be chance is none"
+    library = Tile(library=True)
+    cost |= {library: 0.3}
+    table = {(1, 8, 8): Tile(1), (1, 8, 9): Tile(1), (1, 8, 7): library}
+    ways, log = tune_steps.descend(table, iter(tried), timer)
+    assert ways == table | {(1, 8, 8): Tile(2), (1, 8, 9): Tile(5, ahead=True)}, "a gain that may be chance is none"
     assert len(log) == 5, "what is there already is not tried"
 
 

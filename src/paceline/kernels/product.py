@@ -18,7 +18,8 @@ from torch import Tensor
 
 from paceline.kernels.fused import has_kernels
 
-ROWS = (1, 8, 16, 32, 64, 128)  # numbers of rows that are told apart: the tiles of the matrix units, and a row alone
+ROWS = (1, 8, 16, 32, 64, 112, 128, 176)
+"""Numbers of rows that are told apart: the tiles of the matrix units, a row alone, and up to which cuBLASLt is fast."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Tile:
     (`kernels.normed.add_product`); without splits, for several rows."""
     turns: int = 1
     """With gates and a norm, blocks that a program makes one after the other, all with the norm that it made once."""
+    library: bool = False
+    """No kernel of ours but cuBLASLt's choice, where it is a better one than cuBLAS's; not for gates."""
 
 
 Table = dict[tuple[int, int, int], Tile]
@@ -81,12 +84,24 @@ def tile_for(rows: int, weight: Tensor) -> Tile | None:
 
 def split_product(x: Tensor, weight: Tensor) -> Tensor:
     """x [rows, in] times weight [out, in] -> partial sums [splits, rows, out]"""
-    tile = tile_for(len(x), weight) if has_kernels(x) else None
+    return split_as(tile_for(len(x), weight) if has_kernels(x) else None, x, weight)
+
+
+def split_as(tile: Tile | None, x: Tensor, weight: Tensor) -> Tensor:
+    """`split_product` as a tile says, or as cuBLAS does it."""
     if tile is None:
         return torch.mm(x, weight.t())[None]
+    if tile.library:  # PyTorch asks cuBLASLt where a bias is added
+        return torch.addmm(_no_bias(len(weight), weight.dtype, weight.device), x, weight.t())[None]
     from paceline.kernels.product_triton import split_product as own
 
     return own(x, weight, tile)
+
+
+@functools.cache
+def _no_bias(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Kept from the first use on, which is never inside a graph: what is captured has warmed up."""
+    return torch.zeros(size, dtype=dtype, device=device)
 
 
 def gated_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
