@@ -1,7 +1,7 @@
-"""Which way a product of a few rows goes: cuBLAS, or our own kernel where it was measured to be faster.
+"""Which way a product of a few rows goes: cuBLAS, cuBLASLt, or our own kernel where it was measured to be faster.
 
-`split_product` gives partial sums [splits, rows, out] for the epilogues of `kernels.epilogue` to add up; where cuBLAS
-makes the product there is one, already rounded. Weights are [out, in], as checkpoints have them.
+`split_product` gives partial sums [splits, rows, out] for the epilogues of `kernels.epilogue` to add up; where a
+library makes the product there is one, already rounded. Weights are [out, in], as checkpoints have them.
 """
 
 from __future__ import annotations
