@@ -44,7 +44,7 @@ PAGE = 64
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # without a GPU: slowly, in Triton's interpreter
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 BEYOND_CACHE = 400e6 if DEVICE.type == "cuda" else 0.0  # bytes of weights that a graph goes through
-GAIN = 1.1  # of cuBLAS's time: what a kernel must stay below to be used; cuBLAS neither starts early nor lets others
+GAIN = 1.1  # of a library's time, which does not overlap with its neighbours: what a kernel must stay below to be used
 
 # block_n, block_k, warps, stages: with the weights as the first operand, as the second, and without matrix units.
 FIRST = [(64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6), (64, 64, 4, 4), (64, 64, 4, 8), (64, 256, 4, 3),
@@ -242,19 +242,24 @@ def tune_shape(
                 timed.append((shape.us(rows, candidate, repeat), candidate))
         if rows not in ROWS and (shipped := tile_for(rows, shape.weights[0])) is not None:
             timed.append((shape.us(rows, shipped, repeat), shipped))  # what is fast with 128 rows need not be with 72
-        timed.sort(key=lambda pair: pair[0])
+        timed.sort(key=lambda pair: rated(*pair))
         row: dict[str, Any] = {"geometry": shape.geometry, "part": shape.part, "rows": rows}
         row |= {"out": shape.out, "in": shape.size, "floor_us": round(floor, 2), "cublas_us": round(cublas, 2)}
         line = f"{shape.geometry:>5} {shape.part:<9} {rows:>4} rows  floor {floor:7.2f}"
         line += f"  cuBLAS {cublas:7.2f} ({cublas / floor:.2f})"
         if timed:
             own = timed[0][0]
-            row |= {"own_us": round(own, 2), "tile": asdict(timed[0][1])}
+            row |= {"own_us": round(own, 2), "tile": asdict(timed[0][1]), "used": rated(*timed[0]) < GAIN * cublas}
             row["next"] = [[round(us, 2), tile_text(t)] for us, t in timed[1:6]]
             line += f"  own {own:7.2f} ({own / floor:.2f})  {tile_text(timed[0][1])}"
-            line += "" if own < GAIN * cublas else "  not used"
+            line += "" if row["used"] else "  not used"
         print(line, flush=True)
         yield row
+
+
+def rated(us: float, tile: Tile) -> float:
+    """What a way takes, comparable between kernels and libraries."""
+    return GAIN * us if tile.library else us
 
 
 def tile_text(tile: Tile) -> str:
@@ -343,7 +348,7 @@ def main(argv: list[str] | None = None) -> None:
                 found += tune_shape(Shape(geometry, part), args.rows, faults, bandwidth, args.repeat)
                 if DEVICE.type == "cuda":
                     torch.cuda.empty_cache()
-    better = [r for r in found if r["rows"] in ROWS and "own_us" in r and r["own_us"] < GAIN * r["cublas_us"]]
+    better = [r for r in found if r["rows"] in ROWS and r.get("used")]
     table = {(r["rows"], r["out"], r["in"]): Tile(**r["tile"]) for r in better}
     device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
     if args.out:

@@ -36,6 +36,22 @@ def test_what_is_tried_fits_the_number_of_rows(tune):
         assert any(t.library for t in tried) == (rows > 1) and not any(t.library for t in tune.tiles(rows, gated=True))
 
 
+def test_a_library_has_to_be_faster_than_the_other(tune, monkeypatch, capsys):
+    """A kernel of ours may take a little longer, since it overlaps with its neighbours; cuBLASLt does not."""
+    library, own, took = Tile(library=True), Tile(64, 64), {None: 10.0}
+    monkeypatch.setattr(tune, "tiles", lambda rows, gated: [own, library])
+    monkeypatch.setattr(tune.Shape, "us", lambda self, rows, tile, repeat: took[tile])
+    monkeypatch.setattr(tune, "splits_for", lambda *_: [1])
+
+    def chosen(own_us: float, library_us: float) -> Tile | None:
+        took.update({own: own_us, library: library_us})
+        (row,) = tune.tune_shape(tune.Shape("tiny", "down"), [64], {}, 1e12, 1)
+        return Tile(**row["tile"]) if row["used"] else None
+
+    assert chosen(10.5, 10.2) == own and chosen(11.5, 10.2) is None
+    assert chosen(10.5, 9.0) == library and chosen(10.0, 9.8) == own
+
+
 def test_a_small_run(tune, tmp_path, monkeypatch, capsys):
     """Slowly, in the interpreter: one matrix unit's tile each way, one cut."""
     monkeypatch.setattr(tune, "FIRST", [(64, 64, 4, 2)])
