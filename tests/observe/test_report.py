@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
@@ -13,9 +14,11 @@ from statistics import median
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from paceline.config import load_config
 from paceline.observe.lanes import by_step
+from paceline.observe.live import summary
 from paceline.observe.losses import Loss, describe_losses, find_losses
 from paceline.observe.report import page, write_report
 from paceline.observe.rounds import tallies
@@ -68,7 +71,8 @@ def test_the_numbers_are_those_of_the_metrics(real_run):
     seen = set()
     for attributes, text in shown.having("data-metric"):
         name, value = attributes["data-metric"], float(attributes["data-value"])
-        over = [row[name] for row in metrics.values()]
+        counted = [row for row in metrics.values() if "spec_accept" not in name or row["rollout/spec_rounds"]]
+        over = [row[name] for row in counted]
         if "data-step" in attributes:
             step = int(attributes["data-step"])
             assert value == metrics[step][name]
@@ -84,6 +88,20 @@ def test_the_numbers_are_those_of_the_metrics(real_run):
             assert number == pytest.approx(value, rel=0.006, abs=0.0051), (name, text)
     assert {(name, step) for name in CURVES for step in metrics} <= seen, "every point of every curve"
     assert {("rollout/spec_accept_length", s) for s, row in metrics.items() if row["rollout/spec_rounds"]} <= seen
+
+
+def test_steps_without_guesses_do_not_count_as_guesses_that_failed(tmp_path):
+    """Neither on the page nor in the table at the end of a run."""
+    folder = made_run(tmp_path / "run", steps=4)
+    metrics = [row | {"critic/rewards/mean": 0.5} for row in rows(folder).values()]
+    metrics[0] |= {"rollout/spec_rounds": 0.0, "rollout/spec_accept_length": 1.0}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    expected = median(row["rollout/spec_accept_length"] for row in metrics[1:])
+    shown = Page(write_report(folder)[0].read_text()).having("data-how")
+    assert [float(a["data-value"]) for a, _ in shown if "accept" in a["data-metric"]] == [pytest.approx(expected)]
+    console = Console(file=io.StringIO(), width=200)
+    console.print(summary(metrics, str(folder)))
+    assert f"{expected:.2f} tokens per check" in console.file.getvalue()
 
 
 def test_the_timeline_agrees_with_the_metrics(real_run):

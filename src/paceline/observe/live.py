@@ -181,8 +181,9 @@ def summary(rows: list[dict[str, Any]], folder: str, report: str | None = None) 
     table.add_row("reward", sparkline(rewards))
     median = lambda name: float(np.median([row.get(name, 0.0) for row in rows]))  # noqa: E731
     speed = f"{median('rollout/tok_s'):,.0f} tokens/s (median)"
-    if any(row.get("rollout/spec_rounds") for row in rows):
-        speed += f", {median('rollout/spec_accept_length'):.2f} tokens per check where guesses were made"
+    guessed = [row["rollout/spec_accept_length"] for row in rows if row.get("rollout/spec_rounds")]
+    if guessed:
+        speed += f", {np.median(guessed):.2f} tokens per check where guesses were made"
     table.add_row("rollout", speed)
     parts = [(name, f"timing_s/{key}") for key, (name, _) in PARTS.items() if any(f"timing_s/{key}" in r for r in rows)]
     split = ", ".join(f"{name} {median(key):.2f}" for name, key in parts)
