@@ -37,7 +37,7 @@ def test_rounds_in_place_equal_rounds_on_copies(device, tree):
     slot = torch.tensor([3, 1, 6], dtype=torch.int32, device=there)
     drafted = torch.tensor([0, 5, 40], dtype=torch.int32, device=there)
     start = torch.tensor([0, 2, 33], dtype=torch.int32, device=there)
-    for s, n in zip(slot.tolist(), drafted.tolist(), strict=True):
+    for s, n in zip(slot.split(1), drafted.tolist(), strict=True):
         tail = torch.randn(2, min(n, window), kv, d, device=there)
         for cache in (copied, paged):
             cache.fill(s, (tail[0], tail[1]), n)
@@ -69,3 +69,16 @@ def test_rounds_in_place_equal_rounds_on_copies(device, tree):
                 one.guesses(ancestry)
             both(rounds, width)
         drafted = (drafted + new).int()
+
+
+@pytest.mark.parametrize("kind", [WindowCache, PagedWindowCache])
+def test_answers_to_one_prompt_each_get_what_it_left(kind):
+    config = DecoderConfig.from_hf(tiny_config())
+    tail = tuple(torch.randn(2, 12, config.kv_heads, config.head_dim))
+    at_once, in_turn = (kind(config, 6, 12, 22, torch.float32, torch.device("cpu")) for _ in range(2))
+    at_once.fill(torch.tensor([3, 1, 6]), tail, 40)
+    for slot in (3, 1, 6):
+        in_turn.fill(torch.tensor([slot]), tail, 40)
+    assert torch.equal(at_once.k, in_turn.k) and torch.equal(at_once.v, in_turn.v)
+    # 12 places of 3 rings, and no other: k and v are not all alike, so none of them is zero by chance
+    assert (at_once.k != 0).sum() == 3 * tail[0].numel() and (at_once.v != 0).sum() == 3 * tail[1].numel()

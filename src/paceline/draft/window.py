@@ -32,11 +32,11 @@ class WindowCache:
         self.k[slot, :, places % self.window] = k
         self.v[slot, :, places % self.window] = v
 
-    def fill(self, slot: int, tail: tuple[Tensor, Tensor], length: int) -> None:
-        """The last entries [n, kv_heads, d] of a text of this length, n at most the window."""
+    def fill(self, slots: Tensor, tail: tuple[Tensor, Tensor], length: int) -> None:
+        """The last entries [n, kv_heads, d] of a text of this length, n at most the window, for each slot [B]."""
         n = len(tail[0])
         places = torch.arange(length - n, length, device=self.k.device) % self.window
-        self.k[slot, :, places], self.v[slot, :, places] = tail[0].transpose(0, 1), tail[1].transpose(0, 1)
+        self.k[slots[:, None], :, places], self.v[slots[:, None], :, places] = tail
 
     def round(self, slot: Tensor, drafted: Tensor, start: Tensor, room: int) -> RoundAttention:
         return RoundAttention(self, slot, drafted, start, room)

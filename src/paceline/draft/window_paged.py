@@ -36,10 +36,11 @@ class PagedWindowCache:
         rows = (page[..., None] * heads + up_to(heads, page.device)).flatten()
         write(k.flatten(0, 1), v.flatten(0, 1), self.k.view(-1, d), self.v.view(-1, d), rows)
 
-    def fill(self, slot: int, tail: tuple[Tensor, Tensor], length: int) -> None:
-        """The last entries [n, kv_heads, d] of a text of this length, n at most the window."""
+    def fill(self, slots: Tensor, tail: tuple[Tensor, Tensor], length: int) -> None:
+        """The last entries [n, kv_heads, d] of a text of this length, n at most the window, for each slot [B]."""
         n = len(tail[0])
-        page = slot * self.stride + torch.arange(length - n, length, device=self.k.device) % self.ring
+        places = torch.arange(length - n, length, device=self.k.device) % self.ring
+        page = slots[:, None] * self.stride + places
         self.k[page, :, 0], self.v[page, :, 0] = tail
 
     def round(self, slot: Tensor, drafted: Tensor, start: Tensor, room: int) -> PagedRound:

@@ -99,8 +99,8 @@ class Runner:
             features = torch.stack([f.features for f in filled if f.features is not None])
             self.ring.put(rows.slot, rows.context - 1, features[:, None], tokens[:, None])
         if self.neural is not None:
-            for slot, f in zip(self.rows.slot[first:last].tolist(), filled, strict=True):
-                self.neural.cache.fill(slot, f.entries, f.length)
+            for f, slots in _by_prompt(filled, self.rows.slot[first:last].tolist()):
+                self.neural.cache.fill(torch.tensor(slots, device=tokens.device), f.entries, f.length)
         self._batch = (-1, -1)
         return self._result(self._drawn(tokens[:, None], logprobs[:, None]), len(filled)).read()
 
@@ -265,3 +265,11 @@ class Runner:
             return self._landing.fetch(parts[0][:count])
         tokens, logprobs, held = (part[:count] for part in parts)
         return Result(tokens, logprobs, held)
+
+
+def _by_prompt(filled: list[Filled], slots: list[int]) -> list[tuple[Filled, list[int]]]:
+    """Answers to the same prompt share what it left: a copy for each on its own would take longer than the prompt."""
+    shared: dict[int, tuple[Filled, list[int]]] = {}
+    for one, slot in zip(filled, slots, strict=True):
+        shared.setdefault(id(one), (one, []))[1].append(slot)
+    return list(shared.values())
