@@ -200,6 +200,8 @@ def summarize(steps: list[Step]) -> dict[str, Any]:
         "reward": {w: round(fmean(s.rewards[w] for s in steps), 4) for w in ways},
         "reward_gap": round(fmean(gap), 4),
         "reward_gap_error": round(stdev(gap) / len(gap) ** 0.5, 4) if len(gap) > 1 else None,
+        "better": sum(s.better for s in steps),
+        "worse": sum(s.worse for s in steps),
         "accept_length": round(fmean(s.metrics["rollout/spec_accept_length"] for s in late), 3),
         "tail": round(median(lengths), 2),
         "responses": sum(s.responses for s in steps),
@@ -269,7 +271,8 @@ def print_summary(r: dict[str, Any]) -> None:
           f"{update['share']:.0%} of a large product's speed")  # fmt: skip
     error = r["reward_gap_error"]
     print(f"reward       {r['reward'][PLAIN]:.4f} plain, {r['reward'][ADAPTIVE]:.4f} adaptive: {r['reward_gap']:+.4f} "
-          f"± {error if error is not None else float('nan'):.4f}")  # fmt: skip
+          f"± {error if error is not None else float('nan'):.4f}; "
+          f"{r['better']} answers got more, {r['worse']} less")  # fmt: skip
     joules = r["joules_per_step"]
     if joules[PLAIN] is not None:
         print(f"energy       {joules[PLAIN]:,.0f} J a step plain, {joules[ADAPTIVE]:,.0f} J adaptive")

@@ -25,6 +25,7 @@ def test_steps_of_both_ways(rl_step, monkeypatch, capsys):
     r = run(rl_step, monkeypatch, capsys, "--steps", 2, "--max-tokens", 60, "--difficulty", "medium", *small)
     assert r["steps"] == 2 and len(r["rows"]) == 3, "one more, before them"
     assert r["identical"] == r["responses"] == 12 and r["reward_gap"] == 0.0 == r["reward_gap_error"]
+    assert r["better"] == r["worse"] == 0
     assert r["step_speedup_range"][0] <= r["step_speedup"] <= r["step_speedup_range"][1]
     row = r["rows"][1]
     assert (
@@ -59,6 +60,8 @@ def test_the_summary_of_recorded_steps(rl_step):
             {"plain": slow, "adaptive": 2.0},
             rest_s=3.0,
             rewards={"plain": 0.5, "adaptive": 0.5 + gap},
+            better=int(gap > 0),
+            worse=2 * int(gap < 0),
             reward_s={"plain": 0.5, "adaptive": 1.0},
             lengths={"plain": [3, 9], "adaptive": [4, 5]},
             joules={"plain": 900.0, "adaptive": 300.0},
@@ -71,8 +74,21 @@ def test_the_summary_of_recorded_steps(rl_step):
     # 10 + 3 - 1 + 0.5 and 12 + 3 - 1 + 0.5 against 2 + 3; the first step is left out.
     assert s["step_speedup"] == 2.7 and s["step_speedup_range"] == [2.5, 2.9] and s["steps"] == 2
     assert s["reward_gap"] == 0.0 and s["reward_gap_error"] == pytest.approx(0.1 / 3**0.5, abs=1e-3)
+    assert s["better"] == 1 and s["worse"] == 2
     assert s["joules_per_step"] == {"plain": 1000.0, "adaptive": 400.0} and s["tail"] == 10.0
     assert s["longest"] == {"plain": 9, "adaptive": 5} and s["tokens"] == {"plain": 12, "adaptive": 9}
+
+
+def test_answers_that_got_more_and_less_reward():
+    from paceline.compare import better_and_worse
+    from paceline.loop import Group
+    from paceline.tasks.sample import Sample
+
+    plain, adaptive = (
+        [Group(Sample(0, "?"), (1,), rewards=dict(enumerate(some))) for some in rewards]
+        for rewards in (([1.0, 0.0, 0.5], [1.0, 1.0]), ([1.0, 0.5, 1.0], [0.0, 1.0]))
+    )
+    assert better_and_worse(plain, adaptive) == (2, 1) and better_and_worse(plain, plain) == (0, 0)
 
 
 def test_where_the_time_goes_by_requests(rl_step):

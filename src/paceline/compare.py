@@ -42,6 +42,9 @@ class Step:
     """Of everything else that a step is made of, which is done once: rewards, update, drafter."""
     rewards: dict[str, float] = field(default_factory=dict)
     """Of each way, the mean."""
+    better: int = 0
+    """Answers that the adaptive way got more reward for than the plain one."""
+    worse: int = 0
     reward_s: dict[str, float] = field(default_factory=dict)
     """Of each way, from the last answer to its reward."""
     lengths: dict[str, list[int]] = field(default_factory=dict)
@@ -63,6 +66,12 @@ class Step:
     @property
     def speedup(self) -> float:
         return self.ratio(ADAPTIVE, PLAIN)
+
+
+def better_and_worse(plain: list[Group], other: list[Group]) -> tuple[int, int]:
+    """How many answers got more reward the other way, and how many less."""
+    gaps = [h.rewards[i] - reward for g, h in zip(plain, other, strict=True) for i, reward in g.rewards.items()]
+    return sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
 
 
 class Comparison(Trainer):
@@ -122,6 +131,7 @@ class Comparison(Trainer):
                 step.tokens += len(a.tokens) if way == ADAPTIVE else 0
                 if a.tokens != b.tokens:
                     different.append((a, b))
+        step.better, step.worse = better_and_worse(groups[PLAIN], groups[ADAPTIVE])
         step.different = len(different)
         step.differences = self.cluster.explain(different[: self.look_into])
         self.steps.append(step)
