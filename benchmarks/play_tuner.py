@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from paceline.draft.pace import Pace, evenness
 from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
 from paceline.draft.tuner import Prospect, Tuner, sizes
 from paceline.draft.vocabulary import GUESSABLE
@@ -116,6 +117,7 @@ class Text:
     ease: float  # how much more often guesses hold than for others
     written: int = 0
     lag: int = 1  # tokens that the neural drafter has not seen
+    pace: Pace = field(default_factory=Pace)
 
     @property
     def chance(self) -> float:
@@ -124,6 +126,8 @@ class Text:
     def write(self, count: int, s: Strategy) -> None:
         self.left, self.written = self.left - count, self.written + count
         self.lag = count + (0 if s.drafter == NEURAL else self.lag)
+        if not s.plain:
+            self.pace.add(count)
 
 
 @dataclass
@@ -161,7 +165,8 @@ class Play:
     def prospect(self) -> Prospect:
         if not self.texts:
             return Prospect()
-        return Prospect(fmean(self.longest - text.written for text in self.texts), {NEURAL: self._missed()})
+        left = fmean(self.longest - text.written for text in self.texts)
+        return Prospect(left, {NEURAL: self._missed()}, evenness([text.pace for text in self.texts]))
 
     def knows(self, strategies: list[Strategy]) -> Strategy:
         """The best one for the texts that run."""

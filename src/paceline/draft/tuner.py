@@ -6,6 +6,7 @@ product is an estimate of speed for every strategy, and the best one runs. What 
 guessed from what it cost at the nearest size and from what others cost at this one, so that a few bad tries are enough
 to know that none pays. A drafter that did not run has to catch up first, which is measured too, and has to pay before
 texts come to their longest. When most texts are new, what is usual counts, not what the last few of those before did.
+Of many texts the slow ones are waited for, so what guesses give those is what counts, once that is known.
 Where guessing pays little, plain decoding is measured again and again. A small share of the time, at most `explore`,
 goes to strategies that have not been tried for long, so that no verdict is for ever. Decisions are a function of the
 past alone: a draft is never looked at before deciding whether to check it, which would change what is written.
@@ -32,6 +33,10 @@ HOLD = 3  # rounds for which a decision stands after the one it was made for
 HORIZON = 50  # rounds over which it must pay that a drafter has to catch up
 LASTING = 100  # rounds over which it must pay that a strategy meets a batch size for the first time
 MARGIN = 0.8  # guessing lets texts end at different times, which costs later what it does not show now
+FEW = 32  # texts; of more, some are much slower than the others
+CLOSE = 0.92  # the same as MARGIN where it is known how much slower
+USUAL = 0.8  # what is assumed of that until it is
+FORGET = 0.1  # of what was known about that, with every rollout that does not show it
 DOUBTFUL = 1.3  # a lead over plain decoding that may be an error
 MANY = 2  # times as many texts as in the round before: most of them are new
 REFRESH = 16  # rounds for which a duration of plain decoding is believed where the lead is doubtful
@@ -65,6 +70,10 @@ class Prospect:
     """Tokens that the texts have left to their longest, on average: no round writes more."""
     missed: Mapping[str, int] = field(default_factory=dict)
     """Rows of the passes that each drafter has to make before its next guess, because it did not run."""
+    evenness: float | None = None
+    """What guesses give the slow ones of the texts, over the mean (`draft.pace`), if it is known."""
+    more: bool = False
+    """Whether other texts wait for a place: then no one text is waited for."""
 
 
 @dataclass
@@ -101,6 +110,8 @@ class Tuner:
         self._looks = 0
         self._best: dict[int, Strategy] = {}  # by bucket, as it was last seen
         self._in_vain: dict[int, int] = {}  # looks at a bucket since its best strategy was another one
+        self._evenness = USUAL  # of many texts, as last seen
+        self._seen = False  # in this rollout
         self._running = 0
         self._now = Decision(0, PLAIN)
         self._next: Decision | None = None
@@ -114,6 +125,9 @@ class Tuner:
         if batch >= MANY * self._running:
             for acceptance in self._acceptance.values():
                 acceptance.start_over()
+            if not self._seen:
+                self._evenness += FORGET * (USUAL - self._evenness)
+            self._seen = False
         self._running = batch
         size = self.bucket(batch)
         if self._now.size == size and self._now.rounds > 0:
@@ -139,7 +153,8 @@ class Tuner:
             return Decision(size, PLAIN)  # what all others are compared with
         self._prospect = self._ask()
         fitting = [s for s in self.strategies if s.fits(size)]
-        best = max(fitting, key=lambda s: self._speed(size, s) * (1.0 if s.plain else MARGIN))
+        worth = self._worth(size)
+        best = max(fitting, key=lambda s: self._speed(size, s) * (1.0 if s.plain else worth))
         if self._best.get(size) != best:
             self._best[size], self._in_vain[size] = best, 0
         if not best.plain and self._in_doubt(size, best):
@@ -191,6 +206,15 @@ class Tuner:
         """A drafter has changed, so old looks at its strategies say little: what they took too much is forgiven."""
         self._in_vain = dict.fromkeys(self._in_vain, 0)
         self.explored = min(self.explored, self.allowed)
+
+    def _worth(self, size: int) -> float:
+        """What guessing is worth of the tokens per second that it promises. Most of many texts may be nearly done while
+        some, whose guesses never hold, wait for checks that take twice as long as plain rounds."""
+        if size <= FEW or self._prospect.more:
+            return MARGIN
+        if self._prospect.evenness is not None:
+            self._evenness, self._seen = self._prospect.evenness, True
+        return CLOSE * self._evenness
 
     def _in_doubt(self, size: int, best: Strategy) -> bool:
         """Whether what plain decoding takes is not known, or not well known where guessing pays so little that it may
@@ -317,6 +341,7 @@ class Tuner:
                 for drafter, by_size in self._catching_up.items()
                 for n, each in sorted(by_size.items())
             ],
+            "evenness": self._evenness,
             "acceptance": {family: asdict(a) for family, a in self._acceptance.items()},
         }
 
@@ -324,6 +349,7 @@ class Tuner:
         """Take over what an earlier tuner knew about strategies that still exist."""
         self.round, self.seconds, self.explored = state["round"], state["seconds"], state["explored"]
         self.allowed = state.get("allowed", self.explore * self.seconds)  # older versions did not count it
+        self._evenness = state.get("evenness", USUAL)
         for entry in state["costs"]:
             strategy = Strategy.parse(entry["strategy"])
             if strategy in self.strategies and entry["batch"] in self.sizes:

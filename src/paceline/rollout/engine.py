@@ -12,6 +12,7 @@ import torch
 
 from paceline.draft.drafter import Drafter
 from paceline.draft.neural import NeuralDrafter
+from paceline.draft.pace import evenness
 from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
 from paceline.draft.tuner import Prospect, Tuner
 from paceline.errors import UserError
@@ -237,6 +238,9 @@ class Engine:
         """Read a round and take note of it; `followed` by one that has begun already with the same rows."""
         strategy, drawn = flight.strategy, flight.result.read()
         gone = set(self._leaving)
+        if not strategy.plain:
+            for seq, tokens in zip(self.scheduler.running, drawn.held, strict=True):
+                seq.pace.add(tokens)
         if strategy.drafter == NEURAL:  # only now: while the device might read the rows, they must not change
             count = len(drawn.held)
             self.rows.drafted[:count] = self.rows.context[:count] + 1
@@ -264,11 +268,13 @@ class Engine:
         self._leaving.clear()
 
     def _prospect(self) -> Prospect:
-        count, rows = len(self.scheduler.running), self.rows
+        running, rows = self.scheduler.running, self.rows
+        count = len(running)
         if not count:
             return Prospect()
         left = (rows.ends[:count] - rows.context[:count]).mean() - 1  # the last token is on its way
-        return Prospect(float(left), {NEURAL: self.runner.missed(count)})
+        missed, even = {NEURAL: self.runner.missed(count)}, evenness([seq.pace for seq in running])
+        return Prospect(float(left), missed, even, more=bool(self.scheduler.waiting))
 
     @property
     def _captured(self) -> int:

@@ -7,6 +7,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Literal
 
+from paceline.draft.pace import Pace
 from paceline.kernels.noise import request_key
 
 FinishReason = Literal["stop", "length"]
@@ -93,6 +94,8 @@ class Sequence:
     """Order of admission; the latest is paused first when pages run out."""
     slot: int = -1
     """Where a running request keeps its features."""
+    pace: Pace = field(default_factory=Pace)
+    """Of what guesses give it."""
 
     @classmethod
     def of(cls, request: Request) -> Sequence:
