@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from paceline.draft.pace import Pace, evenness
+from paceline.draft.pace import Pace, relative
 from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
 from paceline.draft.tuner import Prospect, Tuner, sizes
 from paceline.draft.vocabulary import GUESSABLE
@@ -159,6 +159,8 @@ class Play:
             total += seconds
             for text, held in zip(self.texts, accepted, strict=True):
                 text.write(1 + held, s)
+            if tuner is not None:
+                tuner.ended(text.written for text in self.texts if text.left <= 0)
             self.texts = [text for text in self.texts if text.left > 0]
         return total
 
@@ -166,7 +168,7 @@ class Play:
         if not self.texts:
             return Prospect()
         left = fmean(self.longest - text.written for text in self.texts)
-        return Prospect(left, {NEURAL: self._missed()}, evenness([text.pace for text in self.texts]))
+        return Prospect(left, {NEURAL: self._missed()}, relative([text.pace for text in self.texts]))
 
     def knows(self, strategies: list[Strategy]) -> Strategy:
         """The best one for the texts that run."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from paceline.draft.acceptance import Acceptance
-from paceline.draft.pace import Pace, evenness
+from paceline.draft.pace import Pace, relative
 from paceline.draft.strategy import PLAIN, Strategy
 from paceline.draft.tuner import MARGIN, Prospect, Tuner
 
@@ -61,7 +61,7 @@ def play(tuner: Tuner, machine: Machine, batch: int, rounds: int) -> float:
 
 
 def test_reaches_the_best_strategy_at_every_batch_size_and_plain_where_nothing_pays():
-    alike = Prospect(evenness=0.9)
+    alike = Prospect(paces=[1.0] * 40)
     machine, tuner = Machine({"neural": 0.8, "suffix": 0.3}), Tuner(STRATEGIES, 256, prospect=lambda: alike)
     for batch in (256, 64, 16, 4, 1):
         play(tuner, machine, batch, 150)
@@ -77,13 +77,13 @@ def test_a_large_batch_where_nothing_pays_is_not_slower_from_the_start():
     assert play(tuner, machine, 256, 300) > 0.97 * machine.speed(256, PLAIN)
 
 
-@pytest.mark.parametrize("hard", [0, 25, 60])
+@pytest.mark.parametrize("hard", [0, 3, 25, 60])
 def test_many_texts_of_one_length_are_not_slower_because_some_are_hard_to_guess(hard: int):
     """Most tokens per second are not the soonest end: texts whose guesses never hold are waited for. Without such
     texts guessing pays."""
     machine = Machine({}, knee=256)
     paces: dict[int, Pace] = {}
-    tuner = Tuner(STRATEGIES, 128, prospect=lambda: Prospect(evenness=evenness(list(paces.values()))))
+    tuner = Tuner(STRATEGIES, 128, prospect=lambda: Prospect(paces=relative(list(paces.values()))))
 
     def rollout(choose: Callable[[int], Strategy], watched: bool) -> float:
         left, total = dict.fromkeys(range(128), 384), 0.0
@@ -119,7 +119,7 @@ def test_what_is_known_about_slow_texts_is_kept_and_slowly_forgotten():
     machine, tuner = Machine({"neural": 0.8}, knee=512), Tuner(STRATEGIES, 64, explore=0.0, prospect=lambda: prospect)
     play(tuner, machine, 64, 50)
     assert not tuner.choose(64).plain
-    prospect = Prospect(evenness=0.4)
+    prospect = Prospect(paces=[0.4, *[1.01] * 60])
     play(tuner, machine, 64, 50)
     prospect = Prospect()  # new texts, of which nothing is known yet
     tuner.choose(1)
@@ -133,6 +133,36 @@ def test_what_is_known_about_slow_texts_is_kept_and_slowly_forgotten():
         tuner.choose(1)
         chosen = [machine.round(tuner, 64) for _ in range(5)]
     assert not all(s.plain for s in chosen), "twenty rollouts that did not show it"
+
+
+def test_the_last_texts_of_a_rollout_say_nothing_about_all_of_the_next():
+    prospect = Prospect(paces=[0.4, *[1.01] * 60])
+    machine, tuner = Machine({"neural": 0.8}, knee=512), Tuner(STRATEGIES, 64, explore=0.0, prospect=lambda: prospect)
+    play(tuner, machine, 64, 50)
+    assert tuner.choose(64) == PLAIN
+    prospect = Prospect(paces=[1.0] * 40)  # the slow ones are left: as slow as each other
+    play(tuner, machine, 40, 50)
+    assert not tuner.choose(40).plain
+    prospect = Prospect()
+    tuner.choose(1)
+    assert tuner.choose(64) == PLAIN
+
+
+def test_slow_texts_count_where_texts_end_together():
+    """In a long tail the one that is waited for may be any."""
+    prospect = Prospect(paces=[0.4, *[1.01] * 60])
+    for lengths in ([384] * 64, [80] * 60 + [4000] * 4):
+        machine = Machine({"neural": 0.8}, knee=512)
+        tuner = Tuner(STRATEGIES, 64, explore=0.0, prospect=lambda: prospect)
+        play(tuner, machine, 64, 50)
+        assert tuner.choose(64) == PLAIN, "nothing is known of how they end"
+        tuner.ended(lengths)
+        tuner.choose(1)
+        play(tuner, machine, 64, 50)
+        assert tuner.choose(64).plain == (len(set(lengths)) == 1)
+        known = Tuner(STRATEGIES, 64, explore=0.0, prospect=lambda: prospect)
+        known.restore(json.loads(json.dumps(tuner.state())))
+        assert known.choose(64).plain == tuner.choose(64).plain, "saved with the rest"
 
 
 def test_exploration_is_bounded():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.draft.strategy import Strategy
+from paceline.draft.tuner import FEW
 from paceline.rollout import Engine, EngineSettings
 
 from ..conftest import tiny_model
@@ -25,11 +26,11 @@ class ForSome(Scripted):
         return draft
 
 
-def prospect_with(kind: type[Scripted], requests: int, rounds: int):
+def prospect_with(kind: type[Scripted], requests: int, rounds: int, most: int = 40):
     asked = make_requests(requests, shortest=60, stops=())
     plain = {c.request.id: c for c in Engine(MODEL, EngineSettings()).run(asked)}
     drafter = kind("right", plain, MODEL.config.vocab_size, right=True)
-    engine = Engine(MODEL, EngineSettings(max_batch=8), None, [drafter], [Strategy.parse("right:3")])
+    engine = Engine(MODEL, EngineSettings(max_batch=most), None, [drafter], [Strategy.parse("right:3")])
     engine.choose = lambda n: Strategy.parse("right:3")
     engine.submit(asked)
     for _ in range(1 + rounds):
@@ -39,12 +40,24 @@ def prospect_with(kind: type[Scripted], requests: int, rounds: int):
 
 
 def test_slow_texts_among_fast_ones_are_seen():
-    assert prospect_with(ForSome, 8, 5).evenness is None, "not yet"
-    even, uneven = prospect_with(Scripted, 8, 12), prospect_with(ForSome, 8, 12)
-    assert even.evenness == 1.0 and not even.more
-    # A token of 3.25 on average; after twelve checks, which count as ten, four fourteenths are taken for chance.
-    assert uneven.evenness == pytest.approx((10 / 3.25 + 4) / 14, abs=0.01)
+    assert prospect_with(ForSome, 36, 3).paces is None, "not yet"
+    even, uneven = prospect_with(Scripted, 36, 12), prospect_with(ForSome, 36, 12)
+    assert even.paces == [1.0] * 36 and not even.more
+    # Of four texts one gets a token from each check, and three get four.
+    assert uneven.paces == pytest.approx([1 / 3.25] * 9 + [4 / 3.25] * 27)
+
+
+def test_few_texts_are_not_looked_at_one_by_one():
+    assert prospect_with(ForSome, FEW, 12).paces is None
 
 
 def test_texts_that_wait_for_a_place_are_seen():
-    assert prospect_with(Scripted, 9, 3).more
+    assert prospect_with(Scripted, 9, 3, most=8).more
+
+
+def test_the_tuner_hears_of_texts_that_end():
+    asked = make_requests(6, shortest=5, stops=())
+    engine, told = Engine(MODEL, EngineSettings()), []
+    engine.tuner.ended = told.extend
+    done = list(engine.run(asked))
+    assert sorted(told) == sorted(len(c.tokens) for c in done) and len(told) == 6

@@ -6,7 +6,7 @@ product is an estimate of speed for every strategy, and the best one runs. What 
 guessed from what it cost at the nearest size and from what others cost at this one, so that a few bad tries are enough
 to know that none pays. A drafter that did not run has to catch up first, which is measured too, and has to pay before
 texts come to their longest. When most texts are new, what is usual counts, not what the last few of those before did.
-Of many texts the slow ones are waited for, so what guesses give those is what counts, once that is known.
+Of many texts that end together the slow ones are waited for, so what guesses give those counts, once that is known.
 Where guessing pays little, plain decoding is measured again and again. A small share of the time, at most `explore`,
 goes to strategies that have not been tried for long, so that no verdict is for ever. Decisions are a function of the
 past alone: a draft is never looked at before deciding whether to check it, which would change what is written.
@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf
 from statistics import median
 from typing import Any
 
 from paceline.draft.acceptance import Acceptance
+from paceline.draft.pace import evenness, together
 from paceline.draft.strategy import PLAIN, Strategy
 
 LATEST = 9  # durations that are kept; their median counts
@@ -34,9 +35,10 @@ HORIZON = 50  # rounds over which it must pay that a drafter has to catch up
 LASTING = 100  # rounds over which it must pay that a strategy meets a batch size for the first time
 MARGIN = 0.8  # guessing lets texts end at different times, which costs later what it does not show now
 FEW = 32  # texts; of more, some are much slower than the others
-CLOSE = 0.92  # the same as MARGIN where it is known how much slower
-USUAL = 0.8  # what is assumed of that until it is
+CLOSE = 0.92  # the same as MARGIN where it is known what the slow ones cost
+USUAL = 0.8  # what is assumed that they leave of a lead until it is
 FORGET = 0.1  # of what was known about that, with every rollout that does not show it
+ENDINGS = 1024  # texts whose lengths tell how they end
 DOUBTFUL = 1.3  # a lead over plain decoding that may be an error
 MANY = 2  # times as many texts as in the round before: most of them are new
 REFRESH = 16  # rounds for which a duration of plain decoding is believed where the lead is doubtful
@@ -70,8 +72,8 @@ class Prospect:
     """Tokens that the texts have left to their longest, on average: no round writes more."""
     missed: Mapping[str, int] = field(default_factory=dict)
     """Rows of the passes that each drafter has to make before its next guess, because it did not run."""
-    evenness: float | None = None
-    """What guesses give the slow ones of the texts, over the mean (`draft.pace`), if it is known."""
+    paces: Sequence[float] | None = None
+    """What guesses give each of the texts, over the mean, slowest first (`draft.pace`), if it is known."""
     more: bool = False
     """Whether other texts wait for a place: then no one text is waited for."""
 
@@ -110,8 +112,10 @@ class Tuner:
         self._looks = 0
         self._best: dict[int, Strategy] = {}  # by bucket, as it was last seen
         self._in_vain: dict[int, int] = {}  # looks at a bucket since its best strategy was another one
-        self._evenness = USUAL  # of many texts, as last seen
-        self._seen = False  # in this rollout
+        self._evenness: dict[int, float] = {}  # of many texts, by bucket, as last seen
+        self._seen: set[int] = set()  # in this rollout
+        self._together = 1.0  # how much texts end at the same time, as in the last rollout
+        self._lengths: deque[int] = deque(maxlen=ENDINGS)  # of those that have ended in this one
         self._running = 0
         self._now = Decision(0, PLAIN)
         self._next: Decision | None = None
@@ -125,9 +129,12 @@ class Tuner:
         if batch >= MANY * self._running:
             for acceptance in self._acceptance.values():
                 acceptance.start_over()
-            if not self._seen:
-                self._evenness += FORGET * (USUAL - self._evenness)
-            self._seen = False
+            for unseen in self._evenness.keys() - self._seen:
+                self._evenness[unseen] += FORGET * (USUAL - self._evenness[unseen])
+            self._seen.clear()
+            if len(self._lengths) > FEW:
+                self._together = together(self._lengths)
+            self._lengths.clear()
         self._running = batch
         size = self.bucket(batch)
         if self._now.size == size and self._now.rounds > 0:
@@ -202,19 +209,26 @@ class Tuner:
         elif (size, strategy) not in self._met:
             self._meeting.append(more)
 
+    def ended(self, lengths: Iterable[int]) -> None:
+        """Texts have ended with so many tokens."""
+        self._lengths.extend(lengths)
+
     def renew(self) -> None:
         """A drafter has changed, so old looks at its strategies say little: what they took too much is forgiven."""
         self._in_vain = dict.fromkeys(self._in_vain, 0)
         self.explored = min(self.explored, self.allowed)
 
     def _worth(self, size: int) -> float:
-        """What guessing is worth of the tokens per second that it promises. Most of many texts may be nearly done while
-        some, whose guesses never hold, wait for checks that take twice as long as plain rounds."""
+        """What guessing is worth of the tokens per second that it promises. Of many texts that end together most may be
+        nearly done while some, whose guesses never hold, wait for checks that take twice as long as plain rounds."""
         if size <= FEW or self._prospect.more:
             return MARGIN
-        if self._prospect.evenness is not None:
-            self._evenness, self._seen = self._prospect.evenness, True
-        return CLOSE * self._evenness
+        if self._prospect.paces:
+            plain, all_s = self._costs[PLAIN], self._cost(size, PLAIN)
+            share = {n: min(1.0, cost.typical / all_s) for n, cost in plain.items() if n < size}
+            self._evenness[size] = evenness(self._prospect.paces, share)
+            self._seen.add(size)
+        return self._together * CLOSE * self._evenness.get(size, USUAL) + (1 - self._together) * MARGIN
 
     def _in_doubt(self, size: int, best: Strategy) -> bool:
         """Whether what plain decoding takes is not known, or not well known where guessing pays so little that it may
@@ -341,7 +355,8 @@ class Tuner:
                 for drafter, by_size in self._catching_up.items()
                 for n, each in sorted(by_size.items())
             ],
-            "evenness": self._evenness,
+            "evenness_by_size": sorted(self._evenness.items()),
+            "together": self._together,
             "acceptance": {family: asdict(a) for family, a in self._acceptance.items()},
         }
 
@@ -349,7 +364,8 @@ class Tuner:
         """Take over what an earlier tuner knew about strategies that still exist."""
         self.round, self.seconds, self.explored = state["round"], state["seconds"], state["explored"]
         self.allowed = state.get("allowed", self.explore * self.seconds)  # older versions did not count it
-        self._evenness = state.get("evenness", USUAL)
+        self._together = state.get("together", 1.0)
+        self._evenness = {n: even for n, even in state.get("evenness_by_size", []) if n in self.sizes}
         for entry in state["costs"]:
             strategy = Strategy.parse(entry["strategy"])
             if strategy in self.strategies and entry["batch"] in self.sizes:

@@ -12,9 +12,9 @@ import torch
 
 from paceline.draft.drafter import Drafter
 from paceline.draft.neural import NeuralDrafter
-from paceline.draft.pace import evenness
+from paceline.draft.pace import relative
 from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
-from paceline.draft.tuner import Prospect, Tuner
+from paceline.draft.tuner import FEW, Prospect, Tuner
 from paceline.errors import UserError
 from paceline.model.decoder import Decoder
 from paceline.rollout.drafting import NeuralDrafting
@@ -273,8 +273,8 @@ class Engine:
         if not count:
             return Prospect()
         left = (rows.ends[:count] - rows.context[:count]).mean() - 1  # the last token is on its way
-        missed, even = {NEURAL: self.runner.missed(count)}, evenness([seq.pace for seq in running])
-        return Prospect(float(left), missed, even, more=bool(self.scheduler.waiting))
+        paces = relative([seq.pace for seq in running]) if count > FEW else None
+        return Prospect(float(left), {NEURAL: self.runner.missed(count)}, paces, more=bool(self.scheduler.waiting))
 
     @property
     def _captured(self) -> int:
@@ -368,6 +368,7 @@ class Engine:
                     break
         self._leaving |= leaving
         if ended:
+            self.tuner.ended(len(completion.tokens) for completion in done)
             for drafter in self.drafters.values():
                 drafter.finish(ended)
             if self.pool.k.device.type == "cpu":
