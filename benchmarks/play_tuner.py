@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from paceline.draft.pace import Pace, relative
+from paceline.draft.pace import Pace, rates
 from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
 from paceline.draft.tuner import Prospect, Tuner, sizes
 from paceline.draft.vocabulary import GUESSABLE
@@ -32,6 +32,7 @@ from paceline.rollout.drafting import entries_at_once, entries_in_reach
 
 MOST, LONGEST = 128, 4096
 GUESSES, CONTEXT = 6, 2048  # of the rounds of guesses that roofline.py measures, and of all its passes but one
+LONG_BATCH = 8  # of that one, whose context is longer
 TREE = 1.4  # times a chain's guess: what a level of a tree took in speculate-7b-h200.txt
 HOST_MS = 0.1  # of guesses from suffixes
 HOLDS = {"suffix": 0.45, "neural": 0.87, "neural x3": 0.92, "neural x4": 0.935}  # as often as in that file
@@ -39,6 +40,8 @@ DEEPER = 0.005  # less for every level
 EARLY, EARLY_LESS = 150, 0.1  # tokens at the beginning of a text, and how much less often guesses hold there
 STEP, WINDOW = 11, 256  # of a drafter that catches up: entries that a round leaves behind, and that it looks back on
 PASS_S, ROW_S = 2e-3, 1.3e-6  # what one takes: waiting for the host, and computing
+SWITCH_S = 5e-4  # of a round that another drafter's had to land before
+KEEPING = 1.007  # times a plain round: what keeping a drafter ready takes
 
 Curve = list[tuple[float, float]]
 
@@ -56,15 +59,21 @@ def between(curve: Curve, x: float) -> float:
 
 @dataclass
 class Machine:
-    """Milliseconds of passes: plain by batch, checks by tokens, guesses by batch."""
+    """Milliseconds of passes: plain by batch, checks by tokens, guesses by batch; less for each text by so many."""
 
     plain: Curve
     checks: Curve
     guess: Curve
+    less: float = 0.0
 
     @classmethod
-    def of(cls, rows: list[dict[str, Any]]) -> Machine:
-        """From what roofline.py printed."""
+    def of(cls, rows: list[dict[str, Any]], context: int = CONTEXT) -> Machine:
+        """From what roofline.py printed, for texts of about this length."""
+        less = 0.0
+        if context != CONTEXT:
+            ends = sorted((r["context"], r["ms"]) for r in rows if r["pass"] == "decode" and r["batch"] == LONG_BATCH)
+            (short, low), (long, high) = ends[0], ends[-1]
+            less = (CONTEXT - context) * (high - low) / (long - short) / LONG_BATCH
         rows = [r for r in rows if r["context"] == CONTEXT]
         plain = sorted((r["batch"], r["ms"]) for r in rows if r["pass"] == "decode")
         checks: dict[int, list[float]] = {}
@@ -74,14 +83,14 @@ class Machine:
                 checks.setdefault(r["batch"] * int(name[1]), []).append(r["ms"])
         drafts = [r for r in rows if r["pass"].startswith(f"draft {GUESSES}, {GUESSABLE}, ")]
         guess = sorted((r["batch"], r["ms"] / GUESSES) for r in drafts)
-        return cls(plain, sorted((tokens, fmean(ms)) for tokens, ms in checks.items()), guess)
+        return cls(plain, sorted((tokens, fmean(ms)) for tokens, ms in checks.items()), guess, less)
 
     def seconds(self, batch: int, s: Strategy) -> float:
         plain = between(self.plain, batch)
         if s.plain:
-            return plain / 1e3
+            return (plain - batch * self.less) / 1e3
         draft = HOST_MS if s.drafter != NEURAL else s.depth * between(self.guess, batch) * (1 if s.chain else TREE)
-        return (max(plain, between(self.checks, batch * s.places)) + draft) / 1e3
+        return (max(plain, between(self.checks, batch * s.places)) + draft - batch * self.less) / 1e3
 
 
 @functools.cache
@@ -127,7 +136,7 @@ class Text:
         self.left, self.written = self.left - count, self.written + count
         self.lag = count + (0 if s.drafter == NEURAL else self.lag)
         if not s.plain:
-            self.pace.add(count)
+            self.pace.add(count - 1, s.depth)
 
 
 @dataclass
@@ -143,7 +152,7 @@ class Play:
 
     def rollout(self, texts: list[Text], choose: Callable[[int], Strategy], tuner: Tuner | None = None) -> float:
         """Seconds until all answers are written; captures and catching up are for those who have a tuner."""
-        total, self.texts = 0.0, texts
+        total, last, self.texts = 0.0, PLAIN, texts
         while self.texts:
             batch, size = len(self.texts), self._size()
             s = choose(batch)
@@ -151,6 +160,8 @@ class Play:
             accepted = [self._accepted(s, text.chance) for text in self.texts]
             seconds = self.machine.seconds(size, s) * self.dice.uniform(0.98, 1.05)
             if tuner is not None:
+                seconds = seconds * (KEEPING if s.plain else 1.0) + SWITCH_S * (s.drafter != last.drafter)
+                last = s
                 capture_s, rows = self._capture(size, s), self._missed() if s.drafter == NEURAL else 0
                 seconds += capture_s + self._catching_up(rows, size)
                 warm, made_up = not (capture_s or rows), 0 if capture_s else rows
@@ -168,7 +179,7 @@ class Play:
         if not self.texts:
             return Prospect()
         left = fmean(self.longest - text.written for text in self.texts)
-        return Prospect(left, {NEURAL: self._missed()}, relative([text.pace for text in self.texts]))
+        return Prospect(left, {NEURAL: self._missed()}, rates([text.pace for text in self.texts]))
 
     def knows(self, strategies: list[Strategy]) -> Strategy:
         """The best one for the texts that run."""
@@ -215,7 +226,8 @@ def play(machine: Machine, capture_s: float, args: argparse.Namespace, seed: int
     rows: list[dict[str, float]] = []
     for step in range(args.steps + 1):
         dice, before = random.Random(f"{seed} {step}"), game.capturing_s
-        drawn = [(n, dice.gauss(0.0, args.spread)) for n in lengths(dice, args.flat)]
+        ease = args.holds - HOLDS[NEURAL]
+        drawn = [(n, ease + dice.gauss(0.0, args.spread)) for n in lengths(dice, args.flat)]
         texts = lambda drawn=drawn: [Text(*one) for one in drawn]  # noqa: E731
         row = {"plain_s": game.rollout(texts(), lambda _: PLAIN)}
         row["adaptive_s"] = game.rollout(texts(), tuner.choose, tuner)
@@ -256,9 +268,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--explore", type=float, default=0.02)
     parser.add_argument("--repeat", type=int, default=4)
     parser.add_argument("--spread", type=float, default=0.15, help="of how often guesses hold, between texts")
+    parser.add_argument("--holds", type=float, default=HOLDS[NEURAL], help="how often a guess of the drafter does")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="that rounds are made with, on average")
     parser.add_argument("--flat", type=int, metavar="TOKENS", help="all answers have this length")
     args = parser.parse_args(argv)
-    machine = Machine.of(json.loads(args.costs.read_text().splitlines()[-1])["rows"])
+    machine = Machine.of(json.loads(args.costs.read_text().splitlines()[-1])["rows"], args.context)
     print("capture   rollouts  of the best  graphs  capturing: first step  later ones  explored")
     rows = []
     for ms in [float(x) for x in args.capture_ms.split(",")]:

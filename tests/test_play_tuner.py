@@ -29,6 +29,10 @@ def test_the_costs_of_an_h200(play_tuner):
     assert machine.seconds(2, PLAIN) == pytest.approx(0.004)
     assert machine.seconds(2, Strategy.parse("neural:3")) == pytest.approx(0.0056)
     assert machine.seconds(2, Strategy.parse("suffix:3")) == pytest.approx(0.0051)
+    rows += [{"pass": "decode", "batch": 8, "context": n, "ms": ms} for n, ms in ((2048, 6.0), (4096, 8.0))]
+    shorter = play_tuner.Machine.of(rows, context=1024)  # a text takes 1 ms more for every 8,192 tokens of it
+    assert shorter.seconds(2, PLAIN) == pytest.approx(0.00375)
+    assert shorter.seconds(2, Strategy.parse("neural:3")) == pytest.approx(0.00535)
 
 
 @pytest.mark.parametrize(("spread", "faster", "near"), [(0.0, 2.5, 0.84), (0.15, 1.7, 0.9)], ids=["alike", "different"])
@@ -45,6 +49,6 @@ def test_the_tuner_comes_near_one_that_knows_everything(play_tuner, capsys, spre
 
 
 def test_where_all_texts_are_equally_long(play_tuner, capsys):
-    words = ["--costs", str(COSTS), "--capture-ms", "0", "--steps", "2", "--repeat", "1", "--flat", "96"]
-    (row,) = play_tuner.main(words)["rows"]
+    words = ["--costs", str(COSTS), "--capture-ms", "0", "--steps", "4", "--repeat", "1", "--flat", "384"]
+    (row,) = play_tuner.main([*words, "--context", "250", "--spread", "0.3"])["rows"]
     assert row["speedup"] > 0.97 and [r["up_to"] for r in row["by_texts"]][-1] == 128

@@ -1,4 +1,4 @@
-"""How fast single texts go on when their next tokens are guessed, and how far apart that drives them.
+"""How often guesses hold for single texts, and how far apart that drives them.
 
 Guesses may hold nearly always in most texts and hardly ever in some. Many tokens are written then, but not those that
 are waited for: where a check takes twice as long as a plain round, a text that gets a token from each ends twice as
@@ -11,49 +11,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+
 FADE = 31 / 32  # weight of a check one check later
-ENOUGH = 4.0  # checks of each text, on average, before anything is said
+ENOUGH = 8.0  # checks of each text, on average, before anything is said
 
 
 @dataclass(slots=True)
 class Pace:
-    """Tokens that the latest checks of a text gave it."""
+    """What the latest checks of a text found: guesses that were reached, and those of them that held."""
 
-    tokens: float = 0.0
-    squares: float = 0.0
+    reached: float = 0.0
+    held: float = 0.0
     checks: float = 0.0
 
-    def add(self, tokens: int) -> None:
-        self.tokens = FADE * self.tokens + tokens
-        self.squares = FADE * self.squares + tokens * tokens
+    def add(self, held: int, depth: int) -> None:
+        self.reached = FADE * self.reached + min(depth, held + 1)
+        self.held = FADE * self.held + held
         self.checks = FADE * self.checks + 1.0
 
 
-def relative(paces: Sequence[Pace]) -> list[float] | None:
-    """The pace of each text over the mean, slowest first; None if too little was checked. Chance makes texts differ,
-    too: each is moved towards the mean by the share of their differences that the scatter within texts explains."""
-    checks, known = sum(p.checks for p in paces), [p for p in paces if p.checks]
-    if not known or checks < ENOUGH * len(paces):
+def rates(paces: Sequence[Pace]) -> list[float] | None:
+    """How often guesses hold for each text, the most seldom first; None if too little was checked. Some of the
+    differences are chance, but by chance texts will get apart in the next checks, too."""
+    known = [p.held / p.reached for p in paces if p.checks]
+    if not known or sum(p.checks for p in paces) < ENOUGH * len(paces):
         return None
-    each = [p.tokens / p.checks for p in known]
-    mean = sum(each) / len(each)
-    between = sum((m - mean) ** 2 for m in each) / len(each)
-    within = sum(p.squares - p.tokens * m for p, m in zip(known, each, strict=True)) / max(1.0, checks - len(known))
-    real = max(0.0, 1 - within * len(known) / checks / between) if between else 0.0
-    return sorted(1 + real * (m / mean - 1) for m in each)
+    return sorted(known)
 
 
-def evenness(paces: Sequence[float], share: Mapping[int, float]) -> float:
-    """What a round that moves texts on by `paces`, slowest first and 1 on average, is worth of one that moves all of
-    them on by 1, if all have as much left to write. Tokens by which some get ahead save only what it takes less to
-    write them for the others alone: `share`, by how many these are at most, of what a plain round of all takes."""
-    worth = before = paces[0]
-    for behind in sorted(share):
-        if behind >= len(paces):
-            break
-        worth += (paces[behind] - before) * (1 - share[behind])
-        before = paces[behind]
-    return worth
+def evenness(rates: Sequence[float], depth: int, share: Mapping[int, float]) -> float:
+    """What a round of guesses `depth` deep is worth of one that would give every text the mean of what it gives these,
+    if all have as much left to write. Tokens by which some get ahead save only what it takes less to write them for the
+    others alone: `share`, by how many these are at most, of what a plain round of all takes."""
+    tokens = np.cumsum(np.asarray(rates)[:, None] ** np.arange(depth + 1), 1)[:, -1]
+    worth = before = float(tokens[0])
+    for behind in sorted(n for n in share if n < len(tokens)):
+        worth += (float(tokens[behind]) - before) * (1 - share[behind])
+        before = float(tokens[behind])
+    return worth / float(tokens.mean())
 
 
 def together(lengths: Sequence[int]) -> float:

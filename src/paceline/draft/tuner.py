@@ -14,8 +14,9 @@ past alone: a draft is never looked at before deciding whether to check it, whic
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf
@@ -29,6 +30,7 @@ from paceline.draft.strategy import PLAIN, Strategy
 LATEST = 9  # durations that are kept; their median counts
 PATIENCE = 25  # rounds before a strategy is worth another look
 SELDOM = 16  # times as many before one that cannot win is
+CHEAP = 3  # plain rounds that a look may take where there is time for it at all; one that takes more counts for more
 SETTLED = 5  # looks in vain after which more of them may take less and less
 HOLD = 3  # rounds for which a decision stands after the one it was made for
 HORIZON = 50  # rounds over which it must pay that a drafter has to catch up
@@ -72,8 +74,8 @@ class Prospect:
     """Tokens that the texts have left to their longest, on average: no round writes more."""
     missed: Mapping[str, int] = field(default_factory=dict)
     """Rows of the passes that each drafter has to make before its next guess, because it did not run."""
-    paces: Sequence[float] | None = None
-    """What guesses give each of the texts, over the mean, slowest first (`draft.pace`), if it is known."""
+    rates: Sequence[float] | None = None
+    """How often guesses hold for each of the texts, the most seldom first (`draft.pace`), if it is known."""
     more: bool = False
     """Whether other texts wait for a place: then no one text is waited for."""
 
@@ -111,9 +113,9 @@ class Tuner:
         self._ask, self._prospect = prospect, Prospect()
         self._looks = 0
         self._best: dict[int, Strategy] = {}  # by bucket, as it was last seen
-        self._in_vain: dict[int, int] = {}  # looks at a bucket since its best strategy was another one
-        self._evenness: dict[int, float] = {}  # of many texts, by bucket, as last seen
-        self._seen: set[int] = set()  # in this rollout
+        self._in_vain: dict[int, float] = {}  # looks at a bucket since its best strategy was another one
+        self._rates: dict[int, Sequence[float]] = {}  # of many texts, by bucket, as last seen
+        self._unseen: Counter[int] = Counter()  # rollouts since then
         self._together = 1.0  # how much texts end at the same time, as in the last rollout
         self._lengths: deque[int] = deque(maxlen=ENDINGS)  # of those that have ended in this one
         self._running = 0
@@ -129,9 +131,7 @@ class Tuner:
         if batch >= MANY * self._running:
             for acceptance in self._acceptance.values():
                 acceptance.start_over()
-            for unseen in self._evenness.keys() - self._seen:
-                self._evenness[unseen] += FORGET * (USUAL - self._evenness[unseen])
-            self._seen.clear()
+            self._unseen.update(self._rates.keys())
             if len(self._lengths) > FEW:
                 self._together = together(self._lengths)
             self._lengths.clear()
@@ -161,9 +161,9 @@ class Tuner:
         self._prospect = self._ask()
         fitting = [s for s in self.strategies if s.fits(size)]
         worth = self._worth(size)
-        best = max(fitting, key=lambda s: self._speed(size, s) * (1.0 if s.plain else worth))
+        best = max(fitting, key=lambda s: self._speed(size, s) * (1.0 if s.plain else worth(s)))
         if self._best.get(size) != best:
-            self._best[size], self._in_vain[size] = best, 0
+            self._best[size], self._in_vain[size] = best, 0.0
         if not best.plain and self._in_doubt(size, best):
             return Decision(size, PLAIN)
         if not self._sure(size, best):
@@ -215,20 +215,32 @@ class Tuner:
 
     def renew(self) -> None:
         """A drafter has changed, so old looks at its strategies say little: what they took too much is forgiven."""
-        self._in_vain = dict.fromkeys(self._in_vain, 0)
+        self._in_vain = dict.fromkeys(self._in_vain, 0.0)
         self.explored = min(self.explored, self.allowed)
 
-    def _worth(self, size: int) -> float:
+    def _worth(self, size: int) -> Callable[[Strategy], float]:
         """What guessing is worth of the tokens per second that it promises. Of many texts that end together most may be
         nearly done while some, whose guesses never hold, wait for checks that take twice as long as plain rounds."""
         if size <= FEW or self._prospect.more:
-            return MARGIN
-        if self._prospect.paces:
-            plain, all_s = self._costs[PLAIN], self._cost(size, PLAIN)
-            share = {n: min(1.0, cost.typical / all_s) for n, cost in plain.items() if n < size}
-            self._evenness[size] = evenness(self._prospect.paces, share)
-            self._seen.add(size)
-        return self._together * CLOSE * self._evenness.get(size, USUAL) + (1 - self._together) * MARGIN
+            return lambda s: MARGIN
+        if self._prospect.rates:
+            self._rates[size], self._unseen[size] = self._prospect.rates, 0
+        share = {n: self._share(n, size) for n in self.sizes if n < size}
+        known, old = self._rates.get(size), 1 - (1 - FORGET) ** self._unseen[size]
+
+        @functools.cache
+        def leaves(depth: int) -> float:
+            even = USUAL if known is None else evenness(known, depth, share) * (1 - old) + USUAL * old
+            return self._together * CLOSE * even + (1 - self._together) * MARGIN
+
+        return lambda s: leaves(s.depth)
+
+    def _share(self, few: int, size: int) -> float:
+        """What a plain round of a few texts takes, over one of a whole bucket; if that was not measured, between what
+        it is on a GPU, where reading the weights is most of it, and on a CPU, where computing is."""
+        if few not in self._costs[PLAIN]:
+            return (few / size) ** 0.25
+        return min(1.0, self._costs[PLAIN][few].typical / self._cost(size, PLAIN))
 
     def _in_doubt(self, size: int, best: Strategy) -> bool:
         """Whether what plain decoding takes is not known, or not well known where guessing pays so little that it may
@@ -298,6 +310,11 @@ class Tuner:
             return 0.0
         return median(self._meeting) if any((size, s) in self._met for s in self.strategies[1:]) else 0.0
 
+    def _look_s(self, size: int, strategy: Strategy) -> float:
+        """Seconds of a look, with the graphs that are captured for it."""
+        met = strategy.plain or not self._meeting or (size, strategy) in self._met
+        return self._cost(size, strategy) + self._entry(size, strategy) + (0.0 if met else median(self._meeting))
+
     def _entry(self, size: int, strategy: Strategy) -> float:
         """Seconds before its first round, for what its drafter has missed."""
         known, missed = self._catching_up.get(strategy.drafter), self._prospect.missed.get(strategy.drafter, 0)
@@ -322,21 +339,26 @@ class Tuner:
         left = self.allowed - self.explored
         if left <= 0:
             return None
-        most = left + 3 * self._cost(size, PLAIN)
+        most = left + CHEAP * self._cost(size, PLAIN)
 
         def due(s: Strategy) -> bool:
             # Where even perfect guesses would lose, only what a round costs could change the verdict.
             hopeless = self._speed(size, s, 1 + s.depth) < self._speed(size, best)
             return age(s) >= PATIENCE * (SELDOM if hopeless else 1)
 
-        stale = [s for s in fitting if s != best and self._cost(size, s) + self._entry(size, s) <= most and due(s)]
-        if not stale:
-            return None
-        self._in_vain[size] += 1
-        self._looks += 1
-        if self._looks % 2 == 0:
-            return max(stale, key=age)
-        return max(stale, key=lambda s: self._acceptance[s.family].hope(s.depth) / self._cost(size, s))
+        waiting = [s for s in fitting if s != best and due(s)]
+        if self._looks % 2:
+            # Nothing else is looked at while there is too little time for it: what costs little would use it all up.
+            found = max(waiting, key=age, default=None)
+            found = found if found and self._look_s(size, found) <= most else None
+        else:
+            affordable = [s for s in waiting if self._look_s(size, s) <= most]
+            hope = lambda s: self._acceptance[s.family].hope(s.depth) / self._cost(size, s)  # noqa: E731
+            found = max(affordable, key=hope, default=None)
+        if found:
+            self._in_vain[size] += max(1.0, self._look_s(size, found) / (CHEAP * self._cost(size, PLAIN)))
+            self._looks += 1
+        return found
 
     def state(self) -> dict[str, Any]:
         """All that it knows, as JSON."""
@@ -355,7 +377,10 @@ class Tuner:
                 for drafter, by_size in self._catching_up.items()
                 for n, each in sorted(by_size.items())
             ],
-            "evenness_by_size": sorted(self._evenness.items()),
+            "rates": [
+                {"batch": n, "unseen": self._unseen[n], "rates": list(rates)}
+                for n, rates in sorted(self._rates.items())
+            ],
             "together": self._together,
             "acceptance": {family: asdict(a) for family, a in self._acceptance.items()},
         }
@@ -365,7 +390,9 @@ class Tuner:
         self.round, self.seconds, self.explored = state["round"], state["seconds"], state["explored"]
         self.allowed = state.get("allowed", self.explore * self.seconds)  # older versions did not count it
         self._together = state.get("together", 1.0)
-        self._evenness = {n: even for n, even in state.get("evenness_by_size", []) if n in self.sizes}
+        for entry in state.get("rates", []):  # older versions did not tell texts apart
+            if entry["batch"] in self.sizes:
+                self._rates[entry["batch"]], self._unseen[entry["batch"]] = entry["rates"], entry["unseen"]
         for entry in state["costs"]:
             strategy = Strategy.parse(entry["strategy"])
             if strategy in self.strategies and entry["batch"] in self.sizes:

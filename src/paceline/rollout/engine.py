@@ -12,7 +12,7 @@ import torch
 
 from paceline.draft.drafter import Drafter
 from paceline.draft.neural import NeuralDrafter
-from paceline.draft.pace import relative
+from paceline.draft.pace import rates
 from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
 from paceline.draft.tuner import FEW, Prospect, Tuner
 from paceline.errors import UserError
@@ -240,7 +240,7 @@ class Engine:
         gone = set(self._leaving)
         if not strategy.plain:
             for seq, tokens in zip(self.scheduler.running, drawn.held, strict=True):
-                seq.pace.add(tokens)
+                seq.pace.add(tokens - 1, strategy.depth)
         if strategy.drafter == NEURAL:  # only now: while the device might read the rows, they must not change
             count = len(drawn.held)
             self.rows.drafted[:count] = self.rows.context[:count] + 1
@@ -273,8 +273,8 @@ class Engine:
         if not count:
             return Prospect()
         left = (rows.ends[:count] - rows.context[:count]).mean() - 1  # the last token is on its way
-        paces = relative([seq.pace for seq in running]) if count > FEW else None
-        return Prospect(float(left), {NEURAL: self.runner.missed(count)}, paces, more=bool(self.scheduler.waiting))
+        held = rates([seq.pace for seq in running]) if count > FEW else None
+        return Prospect(float(left), {NEURAL: self.runner.missed(count)}, held, more=bool(self.scheduler.waiting))
 
     @property
     def _captured(self) -> int:
