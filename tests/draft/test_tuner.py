@@ -9,9 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from paceline.draft.acceptance import Acceptance
+from paceline.draft.crowd import MARGIN
 from paceline.draft.pace import Pace, rates
 from paceline.draft.strategy import PLAIN, Strategy
-from paceline.draft.tuner import MARGIN, Prospect, Tuner
+from paceline.draft.tuner import Prospect, Tuner
 
 STRATEGIES = [Strategy.parse(s) for s in ("plain", "suffix:3", "neural:2", "neural:4", "neural:7", "neural:4x3/8")]
 UNEVEN = [0.0] * 30 + [0.9] * 34  # how often guesses hold for each text

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from paceline.draft.crowd import FEW
 from paceline.draft.strategy import Strategy
-from paceline.draft.tuner import FEW
 from paceline.rollout import Engine, EngineSettings
 
 from ..conftest import tiny_model

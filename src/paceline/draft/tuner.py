@@ -14,9 +14,8 @@ past alone: a draft is never looked at before deciding whether to check it, whic
 
 from __future__ import annotations
 
-import functools
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf
@@ -24,7 +23,7 @@ from statistics import median
 from typing import Any
 
 from paceline.draft.acceptance import Acceptance
-from paceline.draft.pace import evenness, together
+from paceline.draft.crowd import FEW, MARGIN, Crowd
 from paceline.draft.strategy import PLAIN, Strategy
 
 LATEST = 9  # durations that are kept; their median counts
@@ -35,12 +34,6 @@ SETTLED = 5  # looks in vain after which more of them may take less and less
 HOLD = 3  # rounds for which a decision stands after the one it was made for
 HORIZON = 50  # rounds over which it must pay that a drafter has to catch up
 LASTING = 100  # rounds over which it must pay that a strategy meets a batch size for the first time
-MARGIN = 0.8  # guessing lets texts end at different times, which costs later what it does not show now
-FEW = 32  # texts; of more, some are much slower than the others
-CLOSE = 0.92  # the same as MARGIN where it is known what the slow ones cost
-USUAL = 0.8  # what is assumed that they leave of a lead until it is
-FORGET = 0.1  # of what was known about that, with every rollout that does not show it
-ENDINGS = 1024  # texts whose lengths tell how they end
 DOUBTFUL = 1.3  # a lead over plain decoding that may be an error
 MANY = 2  # times as many texts as in the round before: most of them are new
 REFRESH = 16  # rounds for which a duration of plain decoding is believed where the lead is doubtful
@@ -114,10 +107,7 @@ class Tuner:
         self._looks = 0
         self._best: dict[int, Strategy] = {}  # by bucket, as it was last seen
         self._in_vain: dict[int, float] = {}  # looks at a bucket since its best strategy was another one
-        self._rates: dict[int, Sequence[float]] = {}  # of many texts, by bucket, as last seen
-        self._unseen: Counter[int] = Counter()  # rollouts since then
-        self._together = 1.0  # how much texts end at the same time, as in the last rollout
-        self._lengths: deque[int] = deque(maxlen=ENDINGS)  # of those that have ended in this one
+        self._crowd = Crowd()
         self._running = 0
         self._now = Decision(0, PLAIN)
         self._next: Decision | None = None
@@ -131,10 +121,7 @@ class Tuner:
         if batch >= MANY * self._running:
             for acceptance in self._acceptance.values():
                 acceptance.start_over()
-            self._unseen.update(self._rates.keys())
-            if len(self._lengths) > FEW:
-                self._together = together(self._lengths)
-            self._lengths.clear()
+            self._crowd.start_over()
         self._running = batch
         size = self.bucket(batch)
         if self._now.size == size and self._now.rounds > 0:
@@ -161,7 +148,7 @@ class Tuner:
         self._prospect = self._ask()
         fitting = [s for s in self.strategies if s.fits(size)]
         worth = self._worth(size)
-        best = max(fitting, key=lambda s: self._speed(size, s) * (1.0 if s.plain else worth(s)))
+        best = max(fitting, key=lambda s: self._speed(size, s) * (1.0 if s.plain else worth(s.depth)))
         if self._best.get(size) != best:
             self._best[size], self._in_vain[size] = best, 0.0
         if not best.plain and self._in_doubt(size, best):
@@ -211,29 +198,20 @@ class Tuner:
 
     def ended(self, lengths: Iterable[int]) -> None:
         """Texts have ended with so many tokens."""
-        self._lengths.extend(lengths)
+        self._crowd.ended(lengths)
 
     def renew(self) -> None:
         """A drafter has changed, so old looks at its strategies say little: what they took too much is forgiven."""
         self._in_vain = dict.fromkeys(self._in_vain, 0.0)
         self.explored = min(self.explored, self.allowed)
 
-    def _worth(self, size: int) -> Callable[[Strategy], float]:
-        """What guessing is worth of the tokens per second that it promises. Of many texts that end together most may be
-        nearly done while some, whose guesses never hold, wait for checks that take twice as long as plain rounds."""
+    def _worth(self, size: int) -> Callable[[int], float]:
+        """By how deep guesses are: what they are worth of the tokens per second that they promise."""
         if size <= FEW or self._prospect.more:
-            return lambda s: MARGIN
+            return lambda depth: MARGIN
         if self._prospect.rates:
-            self._rates[size], self._unseen[size] = self._prospect.rates, 0
-        share = {n: self._share(n, size) for n in self.sizes if n < size}
-        known, old = self._rates.get(size), 1 - (1 - FORGET) ** self._unseen[size]
-
-        @functools.cache
-        def leaves(depth: int) -> float:
-            even = USUAL if known is None else evenness(known, depth, share) * (1 - old) + USUAL * old
-            return self._together * CLOSE * even + (1 - self._together) * MARGIN
-
-        return lambda s: leaves(s.depth)
+            self._crowd.see(size, self._prospect.rates)
+        return self._crowd.worth(size, {n: self._share(n, size) for n in self.sizes if n < size})
 
     def _share(self, few: int, size: int) -> float:
         """What a plain round of a few texts takes, over one of a whole bucket; if that was not measured, between what
@@ -377,11 +355,7 @@ class Tuner:
                 for drafter, by_size in self._catching_up.items()
                 for n, each in sorted(by_size.items())
             ],
-            "rates": [
-                {"batch": n, "unseen": self._unseen[n], "rates": list(rates)}
-                for n, rates in sorted(self._rates.items())
-            ],
-            "together": self._together,
+            "crowd": self._crowd.state(),
             "acceptance": {family: asdict(a) for family, a in self._acceptance.items()},
         }
 
@@ -389,10 +363,8 @@ class Tuner:
         """Take over what an earlier tuner knew about strategies that still exist."""
         self.round, self.seconds, self.explored = state["round"], state["seconds"], state["explored"]
         self.allowed = state.get("allowed", self.explore * self.seconds)  # older versions did not count it
-        self._together = state.get("together", 1.0)
-        for entry in state.get("rates", []):  # older versions did not tell texts apart
-            if entry["batch"] in self.sizes:
-                self._rates[entry["batch"]], self._unseen[entry["batch"]] = entry["rates"], entry["unseen"]
+        if "crowd" in state:  # older versions did not tell texts apart
+            self._crowd.restore(state["crowd"], self.sizes)
         for entry in state["costs"]:
             strategy = Strategy.parse(entry["strategy"])
             if strategy in self.strategies and entry["batch"] in self.sizes:

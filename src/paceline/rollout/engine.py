@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from paceline.draft.crowd import FEW
 from paceline.draft.drafter import Drafter
 from paceline.draft.neural import NeuralDrafter
 from paceline.draft.pace import rates
 from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
-from paceline.draft.tuner import FEW, Prospect, Tuner
+from paceline.draft.tuner import Prospect, Tuner
 from paceline.errors import UserError
 from paceline.model.decoder import Decoder
 from paceline.rollout.drafting import NeuralDrafting
