@@ -1,8 +1,8 @@
-"""Everything that docs/kernels.md and docs/grown-models.md say of an H200, measured in one go, in about 30 minutes.
+"""The 7B's figures of docs/grown-models.md and the rooflines of docs/kernels.md, measured in one go on an H200.
 
-    python benchmarks/measure_h200.py --out OUT                          # all parts, in this order
-    python benchmarks/measure_h200.py --out OUT --parts models,rl,flat   # some of them
-    python benchmarks/measure_h200.py --list                             # what each would run
+    python benchmarks/measure_h200.py --out OUT                                # all parts, in their order: half an hour
+    python benchmarks/measure_h200.py --out OUT --parts rl-step-7b,peers-7b    # some of them
+    python benchmarks/measure_h200.py --list                                   # what each would run
 
 Each part is a command of its own; what it prints goes to a file in OUT, with the command above it, as it is kept in
 benchmarks/results/. The models are made once, under OUT. The flat recipe comes after the long-tailed one, because a
@@ -23,7 +23,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SHALLOW, DEEP = "{out}/SHALLOW", "{out}/DEEP"
-MODELS = ("reasoner", "drafter", "grown")
 
 
 @dataclass(frozen=True)
@@ -52,32 +51,16 @@ PARTS = [
     Part("rl-step-7b-flat", f"python benchmarks/rl_step.py --model {DEEP} --steps 8 --flat 384 "
          "--set learn.warmup_steps=20"),
     Part("peers-7b", f"python benchmarks/peers.py --model {DEEP} --max-tokens 4096 --cap 64"),
-    Part("memcheck", "PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 --tool memcheck "
-         "python benchmarks/check_kernels.py"),
-    Part("racecheck", "PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 --tool racecheck "
-         "python benchmarks/check_kernels.py --rounds 1"),
-    Part("tests", "python -m pytest -m gpu tests/kernels tests/rollout tests/draft tests/spot tests/test_rl_step.py"),
 ]  # fmt: skip
-SHORT = {
-    "models": MODELS,
-    "roofline": ("roofline-7b", "roofline-1.5b"),
-    "speculate": ("speculate-7b",),
-    "rl": ("rl-step-7b",),
-    "flat": ("rl-step-7b-flat",),
-    "peers": ("peers-7b",),
-    "sanitize": ("memcheck", "racecheck"),
-}
 
 
 def chosen(words: str | None) -> list[Part]:
     """The parts of these names, in the order in which they are best run."""
     if words is None:
         return PARTS
-    names = {name for word in words.split(",") for name in SHORT.get(word, (word,))}
-    unknown = names - {part.name for part in PARTS}
-    if unknown:
-        known = ", ".join([*SHORT, *(part.name for part in PARTS)])
-        sys.exit(f"no part is called {', '.join(sorted(unknown))}; there are {known}")
+    names, known = set(words.split(",")), [part.name for part in PARTS]
+    if names - set(known):
+        sys.exit(f"no part is called {', '.join(sorted(names - set(known)))}; there are {', '.join(known)}")
     return [part for part in PARTS if part.name in names]
 
 

@@ -268,7 +268,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--explore", type=float, default=0.02)
     parser.add_argument("--repeat", type=int, default=4)
     parser.add_argument("--spread", type=float, default=0.15, help="of how often guesses hold, between texts")
-    parser.add_argument("--holds", type=float, default=HOLDS[NEURAL], help="how often a guess of the drafter does")
+    parser.add_argument(
+        "--holds", type=float, default=HOLDS[NEURAL], help="how often neural guesses do; others too, by as much"
+    )
     parser.add_argument("--context", type=int, default=CONTEXT, help="that rounds are made with, on average")
     parser.add_argument("--flat", type=int, metavar="TOKENS", help="all answers have this length")
     args = parser.parse_args(argv)

@@ -22,6 +22,8 @@ ENDINGS = 1024  # texts whose lengths tell how they end
 
 
 class Crowd:
+    """The texts that run together, as far as they are told apart."""
+
     def __init__(self) -> None:
         self._rates: dict[int, Sequence[float]] = {}  # by bucket, as last seen
         self._unseen: Counter[int] = Counter()  # rollouts since then

@@ -40,11 +40,12 @@ def rates(paces: Sequence[Pace]) -> list[float] | None:
     return sorted(known)
 
 
-def evenness(rates: Sequence[float], depth: int, share: Mapping[int, float]) -> float:
-    """What a round of guesses `depth` deep is worth of one that would give every text the mean of what it gives these,
-    if all have as much left to write. Tokens by which some get ahead save only what it takes less to write them for the
-    others alone: `share`, by how many these are at most, of what a plain round of all takes."""
-    tokens = np.cumsum(np.asarray(rates)[:, None] ** np.arange(depth + 1), 1)[:, -1]
+def evenness(each: Sequence[float], depth: int, share: Mapping[int, float]) -> float:
+    """Guesses hold so often for each text (`rates`). What a round of them `depth` deep is worth of one that would give
+    every text the mean of what it gives these, if all have as much left to write. Tokens by which some get ahead save
+    only what it takes less to write them for the others alone: `share`, by how many these are at most, of what a plain
+    round of all takes."""
+    tokens = np.cumsum(np.asarray(each)[:, None] ** np.arange(depth + 1), 1)[:, -1]
     worth = before = float(tokens[0])
     for behind in sorted(n for n in share if n < len(tokens)):
         worth += (float(tokens[behind]) - before) * (1 - share[behind])

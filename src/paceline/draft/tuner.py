@@ -34,6 +34,7 @@ SETTLED = 5  # looks in vain after which more of them may take less and less
 HOLD = 3  # rounds for which a decision stands after the one it was made for
 HORIZON = 50  # rounds over which it must pay that a drafter has to catch up
 LASTING = 100  # rounds over which it must pay that a strategy meets a batch size for the first time
+UNKNOWN_SHARE = 0.25  # 0: a plain round takes as long for one text as for many; 1: it takes as much less
 DOUBTFUL = 1.3  # a lead over plain decoding that may be an error
 MANY = 2  # times as many texts as in the round before: most of them are new
 REFRESH = 16  # rounds for which a duration of plain decoding is believed where the lead is doubtful
@@ -217,7 +218,7 @@ class Tuner:
         """What a plain round of a few texts takes, over one of a whole bucket; if that was not measured, between what
         it is on a GPU, where reading the weights is most of it, and on a CPU, where computing is."""
         if few not in self._costs[PLAIN]:
-            return (few / size) ** 0.25
+            return (few / size) ** UNKNOWN_SHARE
         return min(1.0, self._costs[PLAIN][few].typical / self._cost(size, PLAIN))
 
     def _in_doubt(self, size: int, best: Strategy) -> bool:
@@ -279,19 +280,14 @@ class Tuner:
         """Tokens per second that a text can expect, until it ends or the decision is old."""
         tokens = min(self.tokens(strategy) if tokens is None else tokens, max(1.0, self._prospect.left))
         rounds = min(HORIZON, max(1.0, self._prospect.left / tokens))
-        meeting = self._to_meet(size, strategy) / LASTING
-        return tokens / (self._cost(size, strategy) + self._entry(size, strategy) / rounds + meeting)
+        graphs = self._graphs(size, strategy)
+        if graphs and not any((size, s) in self._met for s in self.strategies[1:]):
+            graphs = 0.0  # those of the first one that guesses at a size pay for long
+        return tokens / (self._cost(size, strategy) + self._entry(size, strategy) / rounds + graphs / LASTING)
 
-    def _to_meet(self, size: int, strategy: Strategy) -> float:
-        """Seconds for its graphs, if it never ran at this size and others that guess did: a first one pays for long."""
-        if not self._meeting or (size, strategy) in self._met:
-            return 0.0
-        return median(self._meeting) if any((size, s) in self._met for s in self.strategies[1:]) else 0.0
-
-    def _look_s(self, size: int, strategy: Strategy) -> float:
-        """Seconds of a look, with the graphs that are captured for it."""
-        met = strategy.plain or not self._meeting or (size, strategy) in self._met
-        return self._cost(size, strategy) + self._entry(size, strategy) + (0.0 if met else median(self._meeting))
+    def _graphs(self, size: int, strategy: Strategy) -> float:
+        """Seconds for its graphs, if it never ran at this size."""
+        return median(self._meeting) if self._meeting and (size, strategy) not in self._met else 0.0
 
     def _entry(self, size: int, strategy: Strategy) -> float:
         """Seconds before its first round, for what its drafter has missed."""
@@ -308,7 +304,7 @@ class Tuner:
     def _worth_a_look(self, size: int, best: Strategy, fitting: list[Strategy]) -> Strategy | None:
         """Of those not tried for a while at this size, the one that was fastest in its best time; every second look
         goes to the one that has waited longest, so that what was never good gets its chance too. What costs much more
-        than a plain round has to wait until the budget has time for it."""
+        than a plain round, such as graphs to capture, has to wait until the budget has time for it."""
 
         def age(s: Strategy) -> int:
             known = self._costs[s].get(size)
@@ -324,17 +320,20 @@ class Tuner:
             hopeless = self._speed(size, s, 1 + s.depth) < self._speed(size, best)
             return age(s) >= PATIENCE * (SELDOM if hopeless else 1)
 
+        def price(s: Strategy) -> float:
+            return self._cost(size, s) + self._entry(size, s) + self._graphs(size, s)
+
         waiting = [s for s in fitting if s != best and due(s)]
         if self._looks % 2:
             # Nothing else is looked at while there is too little time for it: what costs little would use it all up.
             found = max(waiting, key=age, default=None)
-            found = found if found and self._look_s(size, found) <= most else None
+            found = found if found and price(found) <= most else None
         else:
-            affordable = [s for s in waiting if self._look_s(size, s) <= most]
+            affordable = [s for s in waiting if price(s) <= most]
             hope = lambda s: self._acceptance[s.family].hope(s.depth) / self._cost(size, s)  # noqa: E731
             found = max(affordable, key=hope, default=None)
         if found:
-            self._in_vain[size] += max(1.0, self._look_s(size, found) / (CHEAP * self._cost(size, PLAIN)))
+            self._in_vain[size] += max(1.0, price(found) / (CHEAP * self._cost(size, PLAIN)))
             self._looks += 1
         return found
 
