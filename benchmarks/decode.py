@@ -187,6 +187,7 @@ def load_peers(args: argparse.Namespace, device: torch.device) -> dict[str, Any]
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     folder, dtype = find_model(args.model), as_dtype("auto", device)
     # Two copies, because continuous batching switches the attention of the one that it is used with.

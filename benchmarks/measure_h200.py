@@ -70,12 +70,12 @@ def run(part: Part, out: Path, device: str) -> dict[str, object]:
         return {"part": part.name, "rc": 0, "seconds": 0.0}
     command = part.command.format(out=shlex.quote(str(out)))
     started, file = time.perf_counter(), ROOT / out / f"{part.name}-h200.txt"
-    shown = part.command.replace("{out}/", "")
     with file.open("w", encoding="utf-8") as kept:
-        kept.write(f"# {shown}   ({device})\n")
+        kept.write(f"# {part.command.format(out=out)}   ({device})\n")
         kept.flush()
         this = command.replace("python ", f"{shlex.quote(sys.executable)} -u ")
         done = subprocess.run(this, shell=True, cwd=ROOT, stdout=kept, stderr=subprocess.STDOUT, check=False)
+    file.write_text(file.read_text(encoding="utf-8").replace(f"{out}/", ""), encoding="utf-8")  # models by their names
     return {"part": part.name, "rc": done.returncode, "seconds": round(time.perf_counter() - started, 1)}
 
 

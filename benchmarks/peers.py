@@ -130,6 +130,7 @@ def run_peers(
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     folder: Path = find_model(args.model)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=as_dtype("auto", device)).to(device).eval()

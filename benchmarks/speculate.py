@@ -65,12 +65,14 @@ def main() -> None:
             f"{batch:>5}  {'tuner':<16} {row['tuner_tok_s']:>9,.0f}  {row['speedup']:>8.2f}  mostly "
             f"{row['tuner_choice']}; best in hindsight {row['best']}, of which it reached {row['of_best']:.0%} "
             f"({row['of_best_range'][0]:.0%} to {row['of_best_range'][1]:.0%})",
-        )
-        print(
-            f"{batch:>5}  guessing from suffixes takes {row['suffix_us']:.0f} µs of the host, "
-            f"{row['suffix_share']:.1%} of a plain round",
             flush=True,
         )
+        if row["suffix_us"] is not None:
+            print(
+                f"{batch:>5}  guessing from suffixes takes {row['suffix_us']:.0f} µs of the host, "
+                f"{row['suffix_share']:.1%} of a plain round",
+                flush=True,
+            )
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(
         json.dumps(
@@ -111,7 +113,7 @@ def measure(
             turns[name].append(speed)
             used.update(counts if name == "tuner" else {})
     ratio = lambda other: [t / o for t, o in zip(turns["tuner"], turns[other], strict=True)]  # noqa: E731
-    guessing = statistics.median(suffix.seconds or [0.0])  # none where no strategy uses them
+    guessing = statistics.median(suffix.seconds) if suffix.seconds else None  # no strategy guesses from suffixes
     return {
         "batch": batch,
         "plain_tok_s": round(medians["plain"], 1),
@@ -124,8 +126,8 @@ def measure(
         "of_best_range": [round(min(ratio("best")), 4), round(max(ratio("best")), 4)],
         "speedup": round(statistics.median(ratio("plain")), 3),
         "speedup_range": [round(min(ratio("plain")), 3), round(max(ratio("plain")), 3)],
-        "suffix_us": round(1e6 * guessing, 1),
-        "suffix_share": round(guessing * medians["plain"] / batch, 4),
+        "suffix_us": guessing and round(1e6 * guessing, 1),
+        "suffix_share": guessing and round(guessing * medians["plain"] / batch, 4),
     }
 
 

@@ -33,6 +33,7 @@ def test_what_a_part_prints_is_kept_and_a_failure_stops_nothing(measure_h200, tm
     parts = [
         measure_h200.Part("broken", "python -c 'raise SystemExit(\"no such card\")'"),
         measure_h200.Part("made", "python -c 'import pathlib; pathlib.Path(\"{out}/there\").mkdir()'", "{out}/there"),
+        measure_h200.Part("named", "python -c 'print(\"{out}/DEEP\")'"),
         measure_h200.Part("fine", "python benchmarks/measure_h200.py --list --parts grown"),
     ]
     monkeypatch.setattr(measure_h200, "PARTS", parts)
@@ -40,7 +41,9 @@ def test_what_a_part_prints_is_kept_and_a_failure_stops_nothing(measure_h200, tm
         with pytest.raises(SystemExit, match="1"):
             measure_h200.main(["--out", str(tmp_path)])
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [p["rc"] for p in last["parts"]] == [1, 0, 0] and last["parts"][1]["seconds"] == 0
+    assert [p["rc"] for p in last["parts"]] == [1, 0, 0, 0] and last["parts"][1]["seconds"] == 0
     assert "no such card" in (tmp_path / "broken-h200.txt").read_text()
     head, line = (tmp_path / "fine-h200.txt").read_text().splitlines()
     assert head.startswith("# python benchmarks/measure_h200.py --list") and "--grow 7b" in line
+    head, line = (tmp_path / "named-h200.txt").read_text().splitlines()
+    assert head.startswith("# python -c 'print(\"DEEP\")'   (") and line == "DEEP"
