@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from .conftest import tiny_config, tiny_model
+from .digits import DIGITS
 
 QUICK = [
     "steps=4", "rollout.prompts=2", "rollout.samples=2", "rollout.max_tokens=30", "checkpoint.every=2",
-    "log.tensorboard=false", "model.threads=1", "cluster.workers=1",
+    "log.tensorboard=false", "model.threads=1", "cluster.workers=1", "learn.lr=1e-4", DIGITS,
 ]  # fmt: skip
 
 
@@ -58,7 +59,8 @@ def test_train_leaves_a_whole_run(tmp_path, capsys):
         "response_length/mean",
         "critic/rewards/mean",
     }
-    assert wanted <= metrics[0].keys() and "reward/countdown" in metrics[0]
+    assert wanted <= metrics[0].keys() and any(name.endswith("digits.py:digits") for name in metrics[0])
+    assert any(row["actor/grad_norm"] > 0 for row in metrics)
     assert list((run / "tensorboard").iterdir()) and (run / "samples.jsonl").read_text().count("\n") == 4 * 2
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
     newest = run / "checkpoints" / "step-000004"
@@ -70,9 +72,11 @@ def test_train_leaves_a_whole_run(tmp_path, capsys):
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        assert here("train", *QUICK, f"run_dir={tmp_path / name}", f"seed={seed}") == 0
+        assert here("train", *QUICK, "model.dtype=float64", f"run_dir={tmp_path / name}", f"seed={seed}") == 0
     samples = [(tmp_path / name / "samples.jsonl").read_text() for name in "abc"]
     assert samples[0] == samples[1] != samples[2]
+    norms = [[row["actor/grad_norm"] for row in rows(tmp_path / name)] for name in "abc"]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6) and norms[0] != pytest.approx(norms[2], rel=1e-3)
 
 
 BAD_INPUT = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from .test_cli import QUICK, here, paceline, rows
 
@@ -28,13 +30,17 @@ def test_compare_says_how_much_faster_and_that_it_is_the_same(tmp_path):
 
 
 def test_training_plain_and_adaptive_is_the_same(tmp_path):
-    runs = []
+    runs, policies = [], []
     for mode in ("plain", "adaptive"):
-        assert here("train", *QUICK, f"run_dir={tmp_path / mode}", f"speculation.mode={mode}") == 0
-        runs.append(rows(tmp_path / mode))
+        run = tmp_path / mode
+        assert here("train", *QUICK, "model.dtype=float64", f"run_dir={run}", f"speculation.mode={mode}") == 0
+        runs.append(rows(run))
+        policies.append(load_file(run / "checkpoints/step-000004/model.safetensors"))
     for a, b in zip(*runs, strict=True):
-        for name in ("critic/rewards/mean", "response_length/mean", "actor/pg_loss"):
-            assert a[name] == pytest.approx(b[name], rel=1e-4, abs=1e-5)
+        for name in ("critic/rewards/mean", "response_length/mean", "actor/pg_loss", "actor/grad_norm"):
+            assert a[name] == pytest.approx(b[name], rel=1e-6, abs=1e-9), name
+    assert any(row["actor/grad_norm"] > 0 for row in runs[0])
+    assert all(torch.allclose(weight, policies[1][name], atol=1e-8) for name, weight in policies[0].items())
     assert runs[1][-1]["rollout/spec_accept_length"] > 1.5 and runs[0][-1]["rollout/spec_rounds"] == 0
     state = json.loads((tmp_path / "adaptive/checkpoints/step-000004/state.json").read_text())
     assert state["tuner"]["costs"] and state["tuner"]["acceptance"]

@@ -13,10 +13,11 @@ from paceline.loop import Group, Trainer
 from paceline.observe.clock import Clock
 from paceline.run import Run
 
+from ..digits import DIGITS
+
 SMALL = [
     "rollout.prompts=4", "rollout.samples=2", "rollout.max_tokens=40", "task.difficulty=easy", "model.dtype=float64",
-    "learn.lr=1e-4", "log.tensorboard=false", "checkpoint.every=0", "cluster.workers=1",
-    f"reward.functions=[{{function: '{Path(__file__).with_name('digits.py')}:digits'}}]",
+    "learn.lr=1e-4", "log.tensorboard=false", "checkpoint.every=0", "cluster.workers=1", DIGITS,
 ]  # fmt: skip
 
 Answers = list[dict[int, list[int]]]
