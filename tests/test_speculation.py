@@ -8,6 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline.loop import Trainer
+from paceline.run import Run
+
 from .test_cli import QUICK, here, paceline, rows
 
 
@@ -44,6 +47,10 @@ def test_training_plain_and_adaptive_is_the_same(tmp_path):
     assert runs[1][-1]["rollout/spec_accept_length"] > 1.5 and runs[0][-1]["rollout/spec_rounds"] == 0
     state = json.loads((tmp_path / "adaptive/checkpoints/step-000004/state.json").read_text())
     assert state["tuner"]["costs"] and state["tuner"]["acceptance"]
+    run = Run.open(tmp_path / "adaptive")
+    resumed = Trainer(run.config, run)
+    assert resumed.cluster.transport.worker.adaptive.tuner.state() == state["tuner"], "as a resumed run knows it too"
+    resumed.close()
 
 
 def test_a_drafter_is_trained_examined_and_used(tmp_path, capsys):

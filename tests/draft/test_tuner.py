@@ -206,6 +206,24 @@ def test_looks_in_vain_become_fewer_until_a_drafter_changes():
     assert explored(1000) > 0.012
 
 
+def test_what_looks_took_too_much_is_forgiven_when_a_drafter_changes():
+    """A capture that took as long as ten thousand rounds, for a look that found nothing."""
+    machine, tuner = Machine({"neural": 0.1, "suffix": 0.1}), Tuner(STRATEGIES, 64)
+
+    def looks(rounds: int) -> int:
+        found = 0
+        for _ in range(rounds):
+            machine.round(tuner, 64)
+            found += tuner.exploring
+        return found
+
+    assert looks(400) > 0
+    tuner.observe(64, STRATEGIES[-1], 10000 * machine.cost(64, PLAIN), None, warm=False, exploring=True)
+    assert looks(1000) == 0
+    tuner.renew()
+    assert looks(400) > 0
+
+
 def test_captures_of_what_is_only_looked_at_are_bounded_too():
     """A capture takes as long as a hundred rounds, and there are as many as batch sizes times strategies."""
     machine, tuner = Machine({"neural": 0.8, "suffix": 0.3}, capture_s=0.1), Tuner(STRATEGIES, 64)

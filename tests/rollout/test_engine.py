@@ -205,6 +205,12 @@ def decode(tokens: list[int]) -> str:
     return "".join(chr(ord("a") + t % 26) for t in tokens)
 
 
+def test_stop_texts_count_from_min_tokens_on():
+    sampling = Sampling(max_tokens=60, min_tokens=15, stop=tuple("abcdefghijklmnopqrstuvwxyz"))
+    done = run([Request(i, (20 + i, 30), sampling) for i in range(5)], decode=decode)
+    assert [(len(c.tokens), c.finish_reason) for c in done.values()] == [(15, "stop")] * 5
+
+
 def test_stop_texts_end_an_answer_where_they_are_completed():
     free = run([Request(i, (20 + i, 30), Sampling(max_tokens=60)) for i in range(30)])
     texts = {i: decode(free[i].tokens) for i in range(30)}

@@ -4,7 +4,7 @@ made up in a pass or two of its own, and it guesses as well as one that was neve
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -165,3 +165,26 @@ def test_guesses_hold_as_often_right_after_switching_on(model, requests, toggled
     assert average > 2
     assert early >= 0.9 * average and rested >= 0.9 * average
     assert early >= 0.9 * never_off and rested >= 0.9 * never_off
+
+
+def test_what_lies_further_back_than_it_reaches_is_not_looked_at(model, requests):
+    longer = [replace(r, sampling=replace(r.sampling, max_tokens=240, min_tokens=240)) for r in requests[:BATCH]]
+    off = 150
+
+    def roll_out_spoiled(spoiled: bool) -> list[tuple[str, int]]:
+        engine = Engine(model, EngineSettings(max_batch=BATCH), None, [own_drafter(model)], [PLAIN, DEEP])
+        plan, rounds = itertools.chain([PLAIN] * off, itertools.repeat(DEEP)), list[Round]()
+        neural, propose = engine.runner.neural, engine.runner.propose
+
+        def spoil_and_propose(count, strategy):
+            if spoiled and len(rounds) == 1 + off:  # after the prefill: whatever is there was made before all that
+                for kept in (neural.cache.k, neural.cache.v):
+                    kept.normal_(0, 100)
+            propose(count, strategy)
+
+        engine.choose, engine.record, engine.runner.propose = lambda _: next(plan), rounds.append, spoil_and_propose
+        collect(engine, longer)
+        assert off > neural.reach(BATCH)
+        return [(r.strategy, r.tokens) for r in rounds]
+
+    assert roll_out_spoiled(True) == roll_out_spoiled(False)
