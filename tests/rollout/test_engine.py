@@ -141,6 +141,18 @@ def test_requests_that_arrive_later_do_not_matter():
     assert_same(plain, done)
 
 
+def test_the_first_request_never_waits_for_pages():
+    """Whoever came last is paused, so what was begun first ends first."""
+    requests = make_requests(20, seed=5, longest=60, shortest=60, stops=())
+    engine = Engine(MODEL, EngineSettings(page_size=8, pages=60, max_batch=20))
+    engine.submit(requests)
+    steps, done = 0, []
+    while not done:
+        done, steps = engine.step(), steps + 1
+    assert engine.scheduler.paused > 0, "the budget was never felt"
+    assert done[0].request == requests[0] and steps <= 1 + requests[0].sampling.max_tokens
+
+
 def test_200_requests_with_pages_for_10():
     requests = make_requests(200, seed=5, groups=50, shortest=40, stops=())
     pages_each = -(-100 // 8)
