@@ -61,16 +61,15 @@ def undisturbed(tmp_path_factory) -> Undisturbed:
 @pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.soak)])
 def test_killed_at_random_moments(undisturbed, tmp_path, kills):
     dice, done = random.Random(kills), 0
-    for number in itertools.count():
-        run = tmp_path / f"run-{number}"
+    runs = (tmp_path / f"run-{number}" for number in itertools.count())
+    while done < kills:
+        run = next(runs)
         done += run_and_kill(run, kills - done, lambda: dice.uniform(0, undisturbed.seconds))
         after = read(run)
         assert after.keys() == undisturbed.rows.keys()
         for step, row in after.items():
             for name in SAME:
                 assert row[name] == pytest.approx(undisturbed.rows[step][name], abs=1e-5), (step, name)
-        if done == kills:
-            break
 
 
 def run_and_kill(run: Path, most: int, moment: Callable[[], float]) -> int:
