@@ -71,6 +71,8 @@ class RewardConfig(Section):
     """Processes that run rewards beside decoding. 0 runs them in the trainer, where nothing can stop a hanging one."""
     timeout_s: float = Field(30.0, gt=0)
     """Seconds that one call may take."""
+    start_timeout_s: float = Field(120.0, gt=0)
+    """Seconds that importing the functions may take."""
     on_error: Literal["stop", "value"] = "stop"
     """A reward that raises, hangs or returns NaN: `stop` the run after saving, or count it as `error_value`."""
     error_value: float = 0.0
@@ -173,6 +175,8 @@ class ClusterConfig(Section):
     """More than one share a GPU, best under NVIDIA MPS."""
     timeout_s: float = Field(300.0, gt=0)
     """A worker that has something to do and says nothing for so many seconds is given up as lost."""
+    start_timeout_s: float = Field(1800.0, gt=0)
+    """Seconds that a worker may take to start and load the model; after that it is given up."""
     restarts: int = Field(3, ge=0)
     """How often each worker that was lost is started again; the others go on meanwhile."""
     collectives: Literal["auto", "gloo", "nccl"] = "auto"

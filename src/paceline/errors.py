@@ -17,6 +17,15 @@ class RunError(Exception):
     exit_code = 1
 
 
+class WorkerFailed(Exception):
+    """A worker raised an error. It is not lost, and would raise it again: the run is saved and stops."""
+
+    def __init__(self, worker: int, sentence: str, trace: str):
+        super().__init__(sentence)
+        self.worker = worker
+        self.trace = trace
+
+
 class Stopped(RunError):
     """The user asked for it."""
 

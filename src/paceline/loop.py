@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import signal
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ from paceline.cluster.make import choose_workers, make_cluster
 from paceline.cluster.messages import Way
 from paceline.cluster.worker import Outcome
 from paceline.config import Config
-from paceline.errors import RunError, Stopped, UserError
+from paceline.errors import RunError, Stopped, UserError, WorkerFailed
 from paceline.learn.advantages import mixed
 from paceline.learn.algorithms import resolve
 from paceline.learn.packing import Answer
@@ -102,11 +103,12 @@ class Trainer:
         style = choose_style(config.task.style, shape.hf, bool(self.tokenizer.hf.chat_template))
         self.task = task or make_task(config.task, config.seed, style)
         functions = rewards or reward_functions(config, self.task)
-        self.judge = Judge(functions, config.reward.workers, config.reward.timeout_s, run.folder / "rewards.log")
+        r = config.reward
+        self.judge = Judge(functions, r.workers, r.timeout_s, run.folder / "rewards.log", r.start_timeout_s)
         try:
             self.progress = run.restore()
             self.sampling = make_sampling(config, self.tokenizer.eos_ids)
-            self.cluster = make_cluster(config, run.folder, run.newest_checkpoint, self.view.note)
+            self.cluster = make_cluster(config, run, self.view.note)
         except BaseException:
             self.judge.close()
             raise
@@ -118,6 +120,8 @@ class Trainer:
             self.versions = Versions(config.spot, self.progress.drafter_version, self.progress.backoff)
             self.lengths = Lengths(config.rollout.max_tokens / 2)
             self.timeline = Timeline(run.folder / "timeline.json", self.progress.step)
+            self._present = self.progress.step + 1
+            """The step that is being made."""
             self.outcomes: list[Outcome] = []
             """Of the rollouts of the present step, on every worker."""
             self._encode(self.task.sample(0))  # a prompt that cannot work is better found now
@@ -154,6 +158,10 @@ class Trainer:
             raise Stopped(f"stopped after step {self.progress.step}; go on with: {self._go_on()}") from stop
         except OSError as err:
             raise self.run.disk_error(err) from err
+        except RunError:
+            raise
+        except Exception as err:
+            raise self._failure(err) from err
         finally:
             signal.signal(signal.SIGINT, before)
             self.view.stop()
@@ -161,10 +169,35 @@ class Trainer:
             self.close()
         return read_lines(self.run.folder / "metrics.jsonl")
 
+    def _failure(self, err: Exception) -> RunError:
+        """Something failed in the middle of a run: save what there is -> the sentence to stop with. The traceback, if
+        there is one that tells anything, goes to a file."""
+        sentence = str(err) if isinstance(err, UserError | WorkerFailed) else f"{type(err).__name__}: {err}"
+        where = ""
+        if not isinstance(err, UserError):
+            trace = err.trace if isinstance(err, WorkerFailed) else traceback.format_exc()
+            where = f"; the traceback is in {self.run.write_error(sentence, trace)}"
+        return RunError(f"{sentence}; {self._save_if_whole()}{where}; fix it and resume with: {self._go_on()}")
+
+    def _save_if_whole(self) -> str:
+        """Save, unless the policy is half updated -> what there is to go on from."""
+        if not self.cluster.updating:
+            try:
+                self.cluster.clear()
+                self._save()
+            except (RunError, OSError, UserError, WorkerFailed) as err:
+                self.run.write_error("while saving", traceback.format_exc())
+                self.view.note(f"the run could not be saved: {err}")
+            else:
+                return f"the run is saved after step {self.progress.step}"
+        newest = self.run.newest_checkpoint()
+        return f"the last checkpoint, {newest}, is intact" if newest else "there is no checkpoint yet"
+
     def step(self) -> dict[str, float]:
         """One RL step."""
         clock, lost = Clock(self._on_part), len(self.cluster.lost)
         self.outcomes = []
+        self._present = self.progress.step + 1
         self.cluster.writers.clear()
         groups, cursor = self._collect(clock)
         spell = sum((o.spell for o in self.outcomes), Spell())
@@ -172,7 +205,11 @@ class Trainer:
         with clock.part("update_actor"):
             answers = [answer for group in groups for answer in group.answers()]
             metrics = self.cluster.update(answers, self.progress.step)
-        if self.spot in ("update", "both") and self.versions.training_is_due(self.progress.step):
+        self._check_update(metrics)
+        metrics |= describe(groups, self.config.rollout.max_tokens) | stats.metrics() | self._describe_workers(lost)
+        tokens = sum(len(answer.tokens) for answer in answers)
+        self._count_step(groups, cursor, metrics | clock.metrics(tokens))
+        if self.spot in ("update", "both") and self.versions.training_is_due(self.progress.step - 1):
             with clock.part("train_drafter"):
                 spell = self.cluster.spend(self.config.spot.share * clock.elapsed)
         if self.spot != "off":
@@ -180,20 +217,21 @@ class Trainer:
                 metrics |= self.versions.make(self.cluster.merge, spell, stats.first_holds)
             self.progress.drafter_version = self.versions.version
             self.progress.backoff = self.versions.backoff.state()
-        self._check_update(metrics)
-        self.progress.step += 1
-        self.progress.cursor = cursor
-        self._write_samples(groups)
-        self._write_answers(groups)
-        metrics = describe(groups, self.config.rollout.max_tokens) | stats.metrics() | metrics
         metrics |= self._describe_workers(lost)
-        tokens = sum(len(answer.tokens) for answer in answers)
         self.progress.metrics = metrics | clock.metrics(tokens)
         every = self.config.checkpoint.every
         with clock.part("save_checkpoint"):
             if every and self.progress.step % every == 0:
                 self._save()
         return metrics | clock.metrics(tokens)
+
+    def _count_step(self, groups: list[Group], cursor: int, metrics: dict[str, float]) -> None:
+        """The policy is updated, so the step is done: whatever fails from here on does not undo it."""
+        self.progress.step += 1
+        self.progress.cursor = cursor
+        self.progress.metrics = metrics
+        self._write_samples(groups)
+        self._write_answers(groups)
 
     def _describe_workers(self, lost: int) -> dict[str, float]:
         if self.config.cluster.workers == 1:
@@ -303,9 +341,8 @@ class Trainer:
         if self.config.reward.on_error == "value":
             self.view.note(f"{error} {where}; counted as {self.config.reward.error_value:g}")
             return
-        self._save()
         raise RunError(
-            f"{error} {where}; the run is saved after step {self.progress.step}; mend it and go on with: "
+            f"{error} {where}; {self._save_if_whole()}; fix it and resume with: "
             f"{self._go_on()}, or count such answers with reward.on_error=value"
         )
 
@@ -354,7 +391,7 @@ class Trainer:
     def _on_part(self, part: str, seconds: float) -> None:
         if part in SPANS and seconds > SHORT:
             for worker in self.cluster.members:
-                self.timeline.span(worker, SPANS[part], time.time() - seconds, seconds, self.progress.step + 1)
+                self.timeline.span(worker, SPANS[part], time.time() - seconds, seconds, self._present)
 
     def _go_on(self) -> str:
         return f"paceline train --resume {self.run.folder}"
@@ -421,4 +458,11 @@ def train(
         if not resume:
             run.discard()  # nothing has happened in it yet
         raise
+    except RunError:
+        raise
+    except Exception as err:
+        trace = err.trace if isinstance(err, WorkerFailed) else traceback.format_exc()
+        sentence = str(err) if isinstance(err, WorkerFailed) else f"{type(err).__name__}: {err}"
+        place = run.write_error(sentence, trace)
+        raise RunError(f"the run could not be started: {sentence}; the traceback is in {place}") from err
     return run, trainer.train()

@@ -11,6 +11,7 @@ moment leaves it usable: whole files are written aside and renamed, lines are ap
     RUN/tensorboard/
     RUN/rewards.log                  what reward functions printed
     RUN/workers.log                  what workers printed, where they are processes of their own
+    RUN/errors.log                   tracebacks of what went wrong
     RUN/checkpoints/step-000010/     the policy in Hugging Face form, and what is needed to go on
 """
 
@@ -154,6 +155,14 @@ class Run:
             what = {"step": step, "at": round(at, 3), "worker": order.worker, "order": type(order).__name__.lower()}
             count = {"requests": len(order.requests)} if isinstance(order, Assign) else {}
             append_line(self.folder / "decisions.jsonl", what | count | {"reason": order.reason})
+
+    def write_error(self, where: str, trace: str) -> Path:
+        """Keep a traceback, which the sentence on the terminal does not show -> the file."""
+        file = self.folder / "errors.log"
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        with open(file, "a", encoding="utf-8", errors="backslashreplace") as out:
+            out.write(f"{stamp}  {where}\n{trace.rstrip()}\n\n")
+        return file
 
     def _disk_error(self, err: Exception, what: str) -> RunError:
         newest = self.newest_checkpoint()
