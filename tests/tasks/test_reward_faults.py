@@ -236,10 +236,21 @@ def test_nothing_is_left_of_a_trainer_that_was_killed(tmp_path, moments):
         assert gone(below), [Path(f"/proc/{pid}/cmdline").read_text() for pid in below if Path(f"/proc/{pid}").exists()]
 
 
+HANGS_ONCE = textwrap.dedent("""
+    import os, time
+
+    def f(completions, **columns):
+        mark = os.path.join(os.path.dirname(__file__), "mark")
+        if not os.path.exists(mark):
+            open(mark, "w").close()
+            time.sleep(600)
+        return [1.0]
+""")
+
+
 @pytest.mark.parametrize(("setting", "code"), [("stop", 1), ("value", 0)])
 def test_the_setting_decides_what_becomes_of_the_run(tmp_path, capsys, setting, code):
-    body = "import time\ndef f(completions, **columns):\n    time.sleep(600 if len(completions[0]) % 2 else 0)\n"
-    (tmp_path / "mine.py").write_text(body + "    return [1.0]\n")
+    (tmp_path / "mine.py").write_text(HANGS_ONCE)
     functions = f"reward.functions=[{{function: {tmp_path}/mine.py:f}}]"
     run = tmp_path / "run"
     words = [*QUICK, f"run_dir={run}", functions, f"reward.on_error={setting}", "reward.timeout_s=1", "steps=1"]
