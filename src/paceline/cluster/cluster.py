@@ -101,23 +101,37 @@ class Cluster:
 
     def start(self) -> Ready:
         """Start all workers and wait for them."""
-        n = len(self._lives)
-        for worker in range(n):
+        everybody = tuple(range(len(self._lives)))
+        for worker in everybody:
             self._start(worker)
-        while len(self._living) < n:
-            self._listen(POLL)
-            if self.lost:
-                raise RunError(f"worker {self.lost[0]} ended before it was ready; see {self._log}")
-        self._holders = place(n, range(n))
-        try:
-            self._form(tuple(range(n)))
-        except _Broken as err:
-            raise RunError(
-                f"the workers could not meet ({err.reason()}); each must reach all others and the driver at "
-                f"{self.transport.host}, see docs/workers.md"
-            ) from err
+        tries = 0
+        while self.members != everybody:
+            self._await(everybody)
+            self._holders = place(len(everybody), everybody)
+            lost = len(self.lost)
+            try:
+                self._form(everybody)
+            except _Broken as err:
+                tries += len(self.lost) == lost
+                if tries > RETRIES:
+                    raise RunError(
+                        f"the workers could not meet ({err.reason()}); each must reach all others and the driver at "
+                        f"{self.transport.host}, see docs/workers.md"
+                    ) from err
         assert self._facts is not None
         return self._facts
+
+    def _await(self, workers: tuple[int, ...]) -> None:
+        """Until all of these are ready. One that dies meanwhile is started again, like any other."""
+        while not set(workers) <= self._living:
+            self._listen(POLL)
+            absent = [w for w in workers if w not in self._living and w not in self._starting]
+            if absent:
+                raise RunError(
+                    f"worker {absent[0]} ended before it was ready, {self._restarts[absent[0]] + 1} times "
+                    f"(cluster.restarts); see {self._log}, and go on with: "
+                    f"paceline train --resume {self.config.run_dir}"
+                )
 
     def _start(self, worker: int) -> None:
         self.transport.start(self._post(worker, self._lives[worker]))
@@ -469,19 +483,17 @@ class Cluster:
 
     def _lose(self, worker: int, again: bool = True) -> None:
         self.lost.append(worker)
-        was_there = worker in self._living
         self._living.discard(worker)
         self._failed.discard(worker)
         self._starting.pop(worker, None)
         self._lives[worker] += 1  # whatever its former life still says is not believed
         self.members = tuple(w for w in self.members if w != worker)
         self.missed.setdefault(worker, time.time())
-        if not was_there and not self.members:
-            return  # it never began; `start` says so
         again = again and self._restarts[worker] < self.config.cluster.restarts
         self.note(
-            f"worker {worker} was lost; the others go on"
-            + (", and it is started again" if again else "; it is not started again (cluster.restarts)")
+            f"worker {worker} was lost"
+            + ("; the others go on" if self.members else "")
+            + ("; it is started again" if again else "; it is not started again (cluster.restarts)")
         )
         if again:
             self._restarts[worker] += 1
