@@ -88,7 +88,8 @@ class DataSet:
 
     def _check(self, sent: bool) -> None:
         if hasattr(self.rows, "column_names"):
-            return _check_hub(self.rows, self.prompt_column, self.origin)
+            _check_hub(self.rows, self.prompt_column, self.origin)
+            return
         for place in range(len(self.rows)):
             row, origin = self._row(place), self.origin(place)
             check_row(row, self.prompt_column, origin)
@@ -204,7 +205,9 @@ def _read_parquet(file: IO[bytes], path: Path) -> list[dict[str, Any]]:
 
 
 def _too_large(path: Path) -> str:
-    return f"{path} holds more than {MAX_BYTES:,} bytes, which are read into memory; name a part of it, or a hub data set"
+    return (
+        f"{path} holds more than {MAX_BYTES:,} bytes, which are read into memory; name a part of it, or a hub data set"
+    )
 
 
 def read_hub(name: str, split: str) -> Sequence[dict[str, Any]]:
@@ -214,7 +217,7 @@ def read_hub(name: str, split: str) -> Sequence[dict[str, Any]]:
         raise UserError("hub data sets need the datasets package: pip install 'paceline[hub]'") from err
     try:
         found = datasets.load_dataset(name, split=split)
-    except Exception as err:  # noqa: BLE001 (a builder may fail in any way on files that others have uploaded)
+    except Exception as err:  # a builder may fail in any way on files that others have uploaded
         reason = shorten(str(err).strip().partition("\n")[0], 300)
         raise UserError(f"the hub gave no split '{split}' of a data set '{name}': {reason}") from err
     return found
@@ -237,5 +240,5 @@ def _check_hub(rows: Any, prompt_column: str, origin: Any) -> None:
 def _hub_row(rows: Any, place: int | slice, where: str) -> Any:
     try:
         return rows[place]
-    except Exception as err:  # noqa: BLE001 (decoders of columns are other libraries, and may be the user's functions)
+    except Exception as err:  # decoders of columns are other libraries, and may be the user's functions
         raise UserError(f"{where} cannot be read: {type(err).__name__}: {shorten(str(err), 200)}") from err

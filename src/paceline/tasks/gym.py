@@ -29,7 +29,7 @@ class Gym:
         try:
             self.data = gym.create_dataset(name, **settings)
             size = len(self.data)
-        except Exception as err:  # noqa: BLE001 (each of its tasks refuses options in its own way)
+        except Exception as err:  # each of its tasks refuses options in its own way
             raise UserError(f"{self._takes(options)}: {_reason(err)}") from err
         if size < 1:
             raise UserError(f"{self._takes(options)}: there would be no samples")
@@ -42,7 +42,7 @@ class Gym:
     def sample(self, index: int) -> Sample:
         try:
             entry = self.data[index % len(self.data)]
-        except Exception as err:  # noqa: BLE001 (some options are refused only where a problem is made from them)
+        except Exception as err:  # some options are refused only where a problem is made from them
             raise UserError(f"{self._takes(self.options)}, found at sample {index}: {_reason(err)}") from err
         text = f"{entry['question']}\n\n{INSTRUCTION}"
         prompt = [{"role": "user", "content": text}] if self.style == "chat" else text + "\n"

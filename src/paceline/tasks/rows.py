@@ -70,14 +70,14 @@ def check_sendable(columns: dict[str, Any], where: str) -> None:
     """Refuse what a process that runs rewards could not be sent."""
     try:
         pickle.dumps(columns)
-    except Exception:  # noqa: BLE001 (objects of the user's, which may refuse in any way: the column is told below)
+    except Exception:  # objects of the user's, which may refuse in any way: the column is told below
         for name, value in columns.items():
             try:
                 pickle.dumps(value)
             except Exception as err:
                 raise UserError(
-                    f"column '{shorten(name)}' of {where} is {kind_of(value)}, which cannot be sent to a reward process "
-                    f"({shorten(str(err), 120)}); use plain values, or give the reward as a Python function"
+                    f"column '{shorten(name)}' of {where} is {kind_of(value)}, which cannot be sent to a reward "
+                    f"process ({shorten(str(err), 120)}); use plain values, or give the reward as a Python function"
                 ) from err
         raise
 

@@ -31,7 +31,8 @@ def make_task(config: TaskConfig, seed: int, style: Style) -> Task:
         rows = read_file(Path(name).expanduser())
     else:
         raise UserError(
-            f"task.name = '{shorten(name, 200)}' is not a task: use countdown, gym:NAME, hub:ID, or a .jsonl, .json or .parquet file"
+            f"task.name = '{shorten(name, 200)}' is not a task: use countdown, gym:NAME, hub:ID, "
+            "or a .jsonl, .json or .parquet file"
         )
     return DataSet(name, rows, config.prompt_column, config.system, config.shuffle, seed)
 
