@@ -137,8 +137,9 @@ def inside(folder: Path, name: str) -> Path:
         raise UserError(f"{folder} names the file {shorten(repr(name))}, which is not a file of that folder")
     home, file = folder.resolve(), (folder / name).resolve()
     allowed = [home]
-    if home.parent.name == "snapshots":
-        allowed.append(home.parent.parent / "blobs")
+    for above in (home.parent, home.parent.parent):  # the folder of a model, or one in it
+        if above.name == "snapshots":
+            allowed.append(above.parent / "blobs")
     if not any(file.is_relative_to(place) for place in allowed):
         raise UserError(f"{folder / name} is a link to {file}, outside its folder; put the file itself there")
     return folder / name

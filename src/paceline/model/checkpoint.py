@@ -24,7 +24,6 @@ from paceline.model.weights import (
     inventory,
     read_weights,
 )
-from paceline.model.weights import weight_files as weight_files
 from paceline.reading import inside, read_object, shorten
 
 EMBEDDED = Path(__file__).parents[1] / "embedded"

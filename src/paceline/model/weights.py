@@ -116,12 +116,7 @@ def inventory(folder: Path) -> dict[str, Stored]:
 
 def check_inventory(found: Mapping[str, Stored], wanted: Mapping[str, Any], folder: Path) -> None:
     """Refuse what is packed, missing or of another shape; `wanted` has the shapes."""
-    for name, stored in found.items():
-        if name.endswith(PACKED):
-            raise UserError(
-                f"{stored.file} holds the tensor {shorten(name)}, so the model is quantized; Paceline trains "
-                "full-precision weights: dequantize it first"
-            )
+    refuse_packed(found)
     missing = sorted(name for name in wanted if name not in found)
     if missing:
         some = ", ".join(missing[:3]) + (" …" if len(missing) > 3 else "")
@@ -133,6 +128,15 @@ def check_inventory(found: Mapping[str, Stored], wanted: Mapping[str, Any], fold
             raise UserError(
                 f"tensor {name} in {stored.file} has shape {list(stored.shape)}, "
                 f"but config.json implies {list(target.shape)}"
+            )
+
+
+def refuse_packed(found: Mapping[str, Stored]) -> None:
+    for name, stored in found.items():
+        if name.endswith(PACKED):
+            raise UserError(
+                f"{stored.file} holds the tensor {shorten(name)}, so the model is quantized; Paceline trains "
+                "full-precision weights: dequantize it first"
             )
 
 
@@ -180,5 +184,6 @@ def read_weights(
         with open_weights(file, device) as opened:
             for name in (name for name, stored in found.items() if stored.file == file and name in wanted):
                 value = opened.get_tensor(name)
-                check_values(name, value, file)
+                if value.is_floating_point():
+                    check_values(name, value, file)
                 yield name, value
