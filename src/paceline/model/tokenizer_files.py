@@ -65,9 +65,8 @@ def _check_settings(folder: Path) -> None:
         for key, value in settings.items():
             if value and (key in ("init_inputs", "gguf_file", "trust_remote_code") or _names_file(key, value)):
                 raise UserError(f"'{shorten(key)}' in {file} would have another file read or code run; remove it")
-        for one in (
-            check(list[str] | None, settings.get("fast_tokenizer_files"), f"{file} (fast_tokenizer_files)") or ()
-        ):  # type: ignore[arg-type]
+        versions = settings.get("fast_tokenizer_files") or []
+        for one in check(list[str], versions, f"{file} (fast_tokenizer_files)"):
             inside(folder, one)
 
 
