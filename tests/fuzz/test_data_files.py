@@ -49,6 +49,16 @@ def tokenizer():
     return found
 
 
+def write_parquet(r: random.Random, file, rows) -> bool:
+    """-> whether parquet can hold such rows"""
+    try:
+        pq.write_table(pa.Table.from_pylist(rows), file, compression=r.choice(("none", "snappy", "gzip")))
+    except (pa.ArrowException, TypeError, ValueError, AttributeError, LookupError, OverflowError):
+        file.unlink(missing_ok=True)
+        return False
+    return True
+
+
 def write(r: random.Random, folder, rows):
     """The rows, damaged in their values or in the bytes of the file, or something else in its place."""
     suffix, how = r.choice((".jsonl", ".json", ".parquet")), r.random()
@@ -57,15 +67,12 @@ def write(r: random.Random, folder, rows):
             rows = damage_value(r, rows)
     file = folder / f"data{suffix}"
     file.unlink(missing_ok=True)
-    try:
-        table = pa.Table.from_pylist(rows) if suffix == ".parquet" else None
-    except (pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError, UnicodeError):
-        table, file = None, folder / "data.jsonl"  # parquet could not hold it
-    if table is not None:
-        pq.write_table(table, file, compression=r.choice(("none", "snappy", "gzip")))
-    elif (file.suffix == ".json" and r.random() < 0.5) or not isinstance(rows, list):
+    written = suffix == ".parquet" and write_parquet(r, file, rows)
+    if suffix == ".parquet" and not written:
+        file = folder / "data.jsonl"
+    if not written and ((suffix == ".json" and r.random() < 0.5) or not isinstance(rows, list)):
         write_json(r, file, rows)
-    else:
+    elif not written:
         replace(file, b"\n".join(json.dumps(row).encode() for row in rows))
     if how >= 0.4:
         replace(file, damage_bytes(r, file.read_bytes()))
