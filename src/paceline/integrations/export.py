@@ -64,8 +64,8 @@ def export_drafter(
 def export_policy(what: str, out: Path) -> dict[str, Any]:
     """Write the policy with its tokenizer, chat template and generation settings."""
     source = find_source(what)
-    tokenizer = load_tokenizer(str(source.policy))
     found = check_model(source.policy)
+    tokenizer = load_tokenizer(str(source.policy))
     for _ in read_weights(found, found):  # each is checked as it is read
         pass
     copied = [inside(source.policy, "config.json"), *weight_files(source.policy)]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
 
 from paceline.errors import UserError
 from paceline.reading import check, inside, open_file, read_object, shorten
@@ -23,6 +25,15 @@ STALE = ("special_tokens_map_file", "tokenizer_file", "added_tokens_file")
 SPECIAL = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
 
 
+TokenId = Annotated[int, Field(ge=0, lt=2**24)]
+"""As a number, or as text that is one: keys of JSON are text. Some tables are filled up to the highest."""
+
+
+class NamedTemplate(BaseModel):
+    name: str
+    template: str
+
+
 def check_tokenizer_files(folder: Path) -> None:
     """Refuse a folder whose tokenizer would read from elsewhere, wait, or run code."""
     for file in sorted(folder.iterdir()):
@@ -34,6 +45,9 @@ def check_tokenizer_files(folder: Path) -> None:
             _check_file(inside(templates, file.name))
     _check_settings(folder)
     _check_special_tokens(folder)
+    added = folder / "added_tokens.json"
+    if added.exists():
+        check(dict[str, TokenId], read_object(added, MAX_BYTES), str(added))
 
 
 def _check_file(file: Path) -> None:
@@ -65,9 +79,22 @@ def _check_settings(folder: Path) -> None:
         for key, value in settings.items():
             if value and (key in ("init_inputs", "gguf_file", "trust_remote_code") or _names_file(key, value)):
                 raise UserError(f"'{shorten(key)}' in {file} would have another file read or code run; remove it")
+        _check_templates(settings.get("chat_template"), file)
+        check(dict[TokenId, Any], settings.get("added_tokens_decoder") or {}, f"{file} (added_tokens_decoder)")
         versions = settings.get("fast_tokenizer_files") or []
         for one in check(list[str], versions, f"{file} (fast_tokenizer_files)"):
             inside(folder, one)
+
+
+def _check_templates(templates: Any, file: Path) -> None:
+    """One template, or several with names, which become names of files when the tokenizer is saved."""
+    if templates is None or isinstance(templates, str):
+        return
+    if isinstance(templates, list):
+        several = check(list[NamedTemplate], templates, f"{file} (chat_template)")
+        templates = {one.name: one.template for one in several}
+    for name in check(dict[str, str], templates, f"{file} (chat_template)"):
+        inside(file.parent, f"{name}.jinja")
 
 
 def _names_file(key: str, value: Any) -> bool:
