@@ -119,5 +119,6 @@ def _requests(
     task = make_task(config.task.model_copy(update={"problems": None}), config.seed + seed, style)
     s = make_sampling(config, tokenizer.eos_ids)
     sampling = Sampling(temperature, max_tokens=s.max_tokens, stop_token_ids=s.stop_token_ids)
-    prompts = [tuple(tokenizer.encode_prompt(task.sample(i).prompt)) for i in range(count)]
+    samples = [task.sample(i) for i in range(count)]
+    prompts = [tuple(tokenizer.encode_prompt(sample.prompt, sample.where)) for sample in samples]
     return [Request(i, prompt, sampling, config.seed) for i, prompt in enumerate(prompts)]

@@ -135,10 +135,14 @@ def inside(folder: Path, name: str) -> Path:
     refused. The hub's own cache is made of links from `snapshots/X/` to `blobs/` beside it, which are followed."""
     if not name or "\0" in name or Path(name).is_absolute() or len(Path(name).parts) != 1 or name in (".", ".."):
         raise UserError(f"{folder} names the file {shorten(repr(name))}, which is not a file of that folder")
-    home, file = folder.resolve(), (folder / name).resolve()
+    try:
+        home, file = folder.resolve(), (folder / name).resolve()
+    except (OSError, RuntimeError) as err:  # a link that leads to itself
+        raise UserError(f"{folder / name} cannot be found: {shorten(str(err), 200)}") from err
     allowed = [home]
-    if home.parent.name == "snapshots":
-        allowed.append(home.parent.parent / "blobs")
+    for above in (home.parent, home.parent.parent):  # the folder of a model, or one in it
+        if above.name == "snapshots":
+            allowed.append(above.parent / "blobs")
     if not any(file.is_relative_to(place) for place in allowed):
         raise UserError(f"{folder / name} is a link to {file}, outside its folder; put the file itself there")
     return folder / name

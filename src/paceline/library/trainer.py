@@ -77,7 +77,7 @@ class Trainer:
         if run_dir is not None:
             values["run_dir"] = str(run_dir)
         self.config = config_from(values | dict(settings or {}), "Trainer(...)", recipe)
-        self._task, self._rewards = _task(data, self.config), here
+        self._task, self._rewards = _task(data, self.config, sent=not here), here
         self._resume: Path | None = None
         self._progress = progress
 
@@ -89,8 +89,10 @@ class Trainer:
         trainer = cls.__new__(cls)
         trainer.config = Run.open(Path(run_dir)).config
         trainer._resume, trainer._progress = Path(run_dir), progress
-        trainer._task = _task(data, trainer.config) if data is not None else None
         trainer._rewards = _rewards(reward)[1]
+        trainer._task = None
+        if data is not None:
+            trainer._task = _task(data, trainer.config, sent=not trainer._rewards)
         return trainer
 
     def train(self) -> Trained:
@@ -100,15 +102,18 @@ class Trainer:
         return Trained(run.folder, rows)
 
 
-def _task(data: Data, config: Config) -> Task | None:
-    """None for what the settings name."""
+def _task(data: Data, config: Config, sent: bool) -> Task | None:
+    """None for what the settings name. `sent`: rewards have names, so they may run in processes of their own."""
     if isinstance(data, str | Path):
         return None
     if hasattr(data, "sample"):
         return data  # type: ignore[return-value]
-    rows = data if hasattr(data, "__getitem__") and hasattr(data, "__len__") else list(data)
+    if not isinstance(data, Iterable):
+        raise UserError(f"data is of type {type(data).__name__}; give rows, the name of a task or file, or a task")
+    rows: Any = data if hasattr(data, "__getitem__") and hasattr(data, "__len__") else list(data)
     t = config.task
-    return DataSet(GIVEN, rows, t.prompt_column, t.system, t.shuffle, config.seed)  # type: ignore[arg-type]
+    sent = sent and config.reward.workers > 0
+    return DataSet(GIVEN, rows, t.prompt_column, t.system, t.shuffle, config.seed, sent)
 
 
 def _rewards(given: Rewards | None) -> tuple[list[tuple[str, float]], list[Reward]]:
