@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -77,18 +78,35 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
     raise ValueError(f"it is nested more than {reading.MAX_DEPTH} levels deep")
 
 
+def _number(text: str) -> Any:
+    """YAML reads 1e-5 as text (it wants a dot), but nobody who writes it for a number means text."""
+    try:
+        return float(text) if text[:1] in "0123456789.-+" else text
+    except ValueError:
+        return text
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _numbers(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_numbers(one) for one in value]
+    return _number(value) if isinstance(value, str) else value
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+    def _number_or_not(cls, value: Any, info: ValidationInfo) -> Any:
         """YAML takes yes, no, on and off for truth values, and a temperature that is off would be 0."""
         kind = cls.model_fields[info.field_name].annotation if info.field_name else None
-        kinds = {kind, *get_args(kind)}
-        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+        if not {kind, *get_args(kind)} & {int, float}:
+            return value
+        if isinstance(value, bool):
             raise ValueError(f"it should be a number, but YAML takes what was written for {str(value).lower()}")
-        return value
+        return _number(value) if isinstance(value, str) else value
 
 
 class ModelConfig(Section):
@@ -117,7 +135,7 @@ class TaskConfig(Section):
     """Column of a data set that holds the prompt, as text or as messages."""
     system: Annotated[str, Field(min_length=1)] | None = None
     """A system message put before prompts that are messages."""
-    options: Annotated[dict[str, Any], AfterValidator(_plain)] = Field(default_factory=dict)
+    options: Annotated[dict[str, Any], BeforeValidator(_numbers), AfterValidator(_plain)] = Field(default_factory=dict)
     """Passed on to the reasoning-gym task."""
     shuffle: bool = True
     """Visit the samples of a data set in an order drawn from the seed, anew in every epoch."""
@@ -382,7 +400,8 @@ def load_config(recipe: str | None = None, overrides: list[str] | None = None) -
             shown = reading.shorten(text)
             raise UserError(f"'{shown}' is not an override: write it as key.sub=value, for example rollout.samples=4")
         where = f"the value of '{reading.shorten(key)}' on the command line"
-        value = _numbers(reading.parse_yaml(raw, where), where)
+        value = reading.parse_yaml(raw, where)
+        _check_keys(value, where)
         _put(values, key, value)
         overridden.add(key)
     return build_config(values, where=str(path), overridden=overridden)
@@ -430,27 +449,16 @@ def read_settings(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold settings as 'key: value', but holds a {type(values).__name__}")
-    settings: dict[str, Any] = _numbers(values, str(path))
-    return settings
+    _check_keys(values, str(path))
+    return values
 
 
-def _numbers(value: Any, where: str) -> Any:
-    """YAML reads 1e-5 as text (it wants a dot), but nobody who types it means text. Keys have to be text."""
-    if isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, str):
-                raise UserError(f"the key {reading.shorten(repr(key))} in {where} is not text; put it in quotes")
-        return {key: _numbers(one, where) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_numbers(one, where) if isinstance(one, dict) else one for one in value]
-    return _number(value) if isinstance(value, str) else value
-
-
-def _number(text: str) -> Any:
-    try:
-        return float(text) if text[:1] in "0123456789.-+" else text
-    except ValueError:
-        return text
+def _check_keys(value: Any, where: str) -> None:
+    for key in value if isinstance(value, dict) else ():
+        if not isinstance(key, str):
+            raise UserError(f"the key {reading.shorten(repr(key))} in {where} is not text; put it in quotes")
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_keys(one, where)
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:

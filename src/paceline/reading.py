@@ -128,7 +128,7 @@ def parse_yaml(text: str, where: str) -> Any:
         _count_nodes(document, where)
         value = loader.construct_document(document) if document is not None else None
     except yaml.YAMLError as err:
-        raise UserError(f"{where} is not valid YAML: {' '.join(str(err).split())}") from err
+        raise UserError(f"{where} is not valid YAML: {shorten(str(err), 300)}") from err
     except RecursionError as err:
         raise UserError(f"{where} is nested more than {MAX_DEPTH} levels deep") from err
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, IndexError) as err:

@@ -49,7 +49,7 @@ OLD = re.compile(r"\.old-(step-[0-9]{1,18})")
 """A checkpoint while the one that replaces it takes its name."""
 PARTIAL = re.compile(r"\.partial-[0-9]+")
 """A checkpoint that is being written."""
-Count = Annotated[int, Field(ge=0, le=2**62)]
+Count = Annotated[int, Field(strict=True, ge=0, le=2**62)]
 
 
 @dataclass
@@ -57,11 +57,11 @@ class Progress:
     """Where a run stands, beside the weights: all that is random is keyed, so this is all there is."""
 
     # What a newer version has added is refused: to go on without it would be to lose it.
-    __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     step: Count = 0
     """Steps done."""
-    cursor: Annotated[int, Field(ge=0, le=2**40)] = 0
+    cursor: Annotated[int, Field(strict=True, ge=0, le=2**40)] = 0
     """Prompts taken from the task."""
     bad_updates: Count = 0
     """Updates in a row that were not finite."""
@@ -71,7 +71,7 @@ class Progress:
     """How often the run has published a drafter of its own."""
     backoff: dict[str, Any] | None = None
     """How often the drafter is trained."""
-    metrics: dict[str, Annotated[float, Field(allow_inf_nan=True)]] | None = None
+    metrics: dict[str, Annotated[float, Field(strict=True)]] | None = None
     """Of the last step, as far as they were known when it was saved: a kill may come before they are logged."""
 
 

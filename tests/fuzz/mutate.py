@@ -18,8 +18,8 @@ SCALARS: list[Any] = [
     "\x07", "x" * 3000, [], {}, [[]], [None], {"a": 1},
 ]  # fmt: skip
 ODD_TEXT = [
-    "\x00", "\t", "\r", "\n", "\x85", "\u2028", "\ufeff", "\ud800", "\udcff", "é", "🙂", "'", '"', "[", "]", "{", "}", ":",
-    "- ", "? ", "&a ", "*a", "!!", "%", "@", "`", "|", ">", "#", "<<: ", "---\n", "...\n", "~", "=", ",", "\\",
+    "\x00", "\t", "\r", "\n", "\x85", "\u2028", "\ufeff", "\ud800", "\udcff", "é", "🙂", "'", '"', "[", "]", "{", "}",
+    ":", "- ", "? ", "&a ", "*a", "!!", "%", "@", "`", "|", ">", "#", "<<: ", "---\n", "...\n", "~", "=", ",", "\\",
 ]  # fmt: skip
 ODD_BYTES = [b"\xff", b"\x00", b"\xc3", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\xfe\xff", b"\n", b'"', b"{", b"]", b"NaN"]
 TOO_LONG = 10
@@ -172,7 +172,9 @@ def _in_place(dice: random.Random, file: Path, secret: Path) -> str:
     """Something else where the file was."""
     data = file.read_bytes()
     file.unlink()
-    kind = dice.choice(("nothing", "empty", "folder", "pipe", "dangling link", "link out", "link to itself", "unreadable"))
+    kind = dice.choice(
+        ("nothing", "empty", "folder", "pipe", "dangling link", "link out", "link to itself", "unreadable")
+    )
     if kind == "empty":
         file.touch()
     elif kind == "folder":
