@@ -173,6 +173,15 @@ def test_a_damaged_checkpoint_says_to_remove_it(case, run, capsys):
     assert [row["step"] for row in read_lines(run / "metrics.jsonl")] == [1, 2]
 
 
+def test_half_a_config_is_not_taken_for_a_whole_one(run, capsys):
+    file = run / "config.yaml"
+    text = file.read_text()
+    for length in (0, text.index("rollout:"), text.index("log:")):
+        file.write_text(text[:length])
+        assert here("train", "--resume", run) == 2
+        assert "config.yaml is not whole: it has no" in capsys.readouterr().err
+
+
 def test_what_a_run_saves_can_be_read(run):
     progress = Run.open(run).restore()
     assert progress.step == 2 and progress.tuner and progress.metrics and progress.backoff

@@ -108,7 +108,11 @@ class Run:
         if not os.path.isfile(folder / "config.yaml"):  # which says no of names that no file can have
             raise UserError(f"{reading.shorten(str(folder), 200)} is not a run directory: it has no config.yaml")
         file = reading.inside(folder, "config.yaml")
-        config = build_config(read_settings(file), where=str(file))
+        settings = read_settings(file)
+        if missing := [name for name in Config.model_fields if name not in settings]:
+            # Half a file would be a valid one, and the run would go on with other settings than its own.
+            raise UserError(f"{file} is not whole: it has no '{missing[0]}'; bring back what the run was started with")
+        config = build_config(settings, where=str(file))
         return cls(folder, config.model_copy(update={"run_dir": str(folder)}))
 
     def discard(self) -> None:
@@ -125,8 +129,6 @@ class Run:
         found = self._by_step()
         if not found:
             return None
-        if self.checkpoints.is_symlink():
-            raise UserError(f"{self.checkpoints} is a link; a run has its checkpoints in a folder of its own")
         if not _is_folder(found[-1]):
             raise UserError(
                 f"the checkpoint {found[-1]} is not a folder of the run; remove it to go on from an older one"
@@ -136,6 +138,8 @@ class Run:
     def _by_step(self) -> list[Path]:
         """All that is called as checkpoints are, the oldest first: by number, since step-1000000 comes before
         step-999999 in the alphabet."""
+        if self.checkpoints.is_symlink():
+            raise UserError(f"{self.checkpoints} is a link; a run has its checkpoints in a folder of its own")
         try:
             names = sorted(os.listdir(self.checkpoints))
         except FileNotFoundError:
@@ -174,6 +178,7 @@ class Run:
     def restore(self) -> Progress:
         """Where the newest checkpoint stands; what was logged after it is forgotten. Everything is read before anything
         is changed."""
+        self._by_step()  # which says what is wrong with the folder as a whole
         self._recover()
         newest = self.newest_checkpoint()
         progress = _read_progress(newest) if newest is not None else Progress()
@@ -198,9 +203,11 @@ class Run:
         try:
             for path in sorted(self.checkpoints.iterdir()) if self.checkpoints.is_dir() else []:
                 match = OLD.fullmatch(path.name)
+                if not _is_folder(path):
+                    continue
                 if match and not os.path.lexists(self.checkpoints / match[1]):
                     path.rename(self.checkpoints / match[1])
-                elif (match or PARTIAL.fullmatch(path.name)) and _is_folder(path):
+                elif match or PARTIAL.fullmatch(path.name):
                     shutil.rmtree(path, ignore_errors=True)
         except OSError as err:
             raise UserError(f"the checkpoints at {self.checkpoints} cannot be read: {err.strerror}") from err

@@ -6,11 +6,14 @@ import json
 import os
 import random
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import yaml
 
 SCALARS: list[Any] = [
     None, True, False, 0, 1, -1, 2, 7, 10**6, 10**12, 2**31, 2**63, 2**64, 10**30, 10**350, -(10**350), 0.0, -0.5, 0.5,
@@ -44,6 +47,34 @@ def watchdog(seconds: int = TOO_LONG) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+_secrets: set[str] = set()
+_read: list[str] = []
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    """Python tells of every file that is about to be opened."""
+    if event == "open" and _secrets and isinstance(args[0], str | bytes | os.PathLike):
+        through_links = not (args[2] or 0) & os.O_NOFOLLOW
+        path = os.path.realpath(os.fsdecode(args[0])) if through_links else ""
+        if path in _secrets:
+            _read.append(os.fsdecode(args[0]))
+
+
+sys.addaudithook(_audit)
+
+
+@contextmanager
+def untouched(secret: Path) -> Iterator[None]:
+    """Fails if a file outside is opened, under whatever name."""
+    _read.clear()
+    _secrets.add(os.path.realpath(secret))
+    try:
+        yield
+    finally:
+        _secrets.clear()
+    assert not _read, f"{_read[0]} leads out of the folder, and was opened"
 
 
 def mutate_text(dice: random.Random, text: str) -> str:
@@ -135,7 +166,10 @@ def damage(dice: random.Random, file: Path, secret: Path) -> str:
     acts: list[Callable[[random.Random, Path, Path], str]] = [_bytes, _bytes, _in_place]
     if file.suffix in (".json", ".jsonl", ".yaml") and file.is_file():
         acts += [_values] * 5
-    return dice.choice(acts)(dice, file, secret)
+    try:
+        return dice.choice(acts)(dice, file, secret)
+    except (ValueError, yaml.YAMLError):  # a file without values any more: it was spoiled before
+        return _bytes(dice, file, secret)
 
 
 def _bytes(dice: random.Random, file: Path, secret: Path) -> str:
@@ -148,8 +182,6 @@ def _bytes(dice: random.Random, file: Path, secret: Path) -> str:
 def _values(dice: random.Random, file: Path, secret: Path) -> str:
     text = file.read_text()
     if file.suffix == ".yaml":
-        import yaml
-
         file.write_text(json_text(dice, mutate_value(dice, yaml.safe_load(text))))
     elif file.suffix == ".json" and not text.startswith("[\n"):
         file.write_text(json_text(dice, mutate_value(dice, json.loads(text))))

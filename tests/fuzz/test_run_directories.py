@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -12,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline.errors import UserError
+from paceline.run import Run
+
 from ..digits import DIGITS
 from ..test_cli import here
-from .mutate import damage, watchdog
+from .mutate import damage, untouched, watchdog
 
 QUICK = [
     "steps=2", "rollout.prompts=1", "rollout.samples=2", "rollout.max_tokens=12", "checkpoint.every=1",
@@ -47,9 +51,36 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def command(words: list[str], capsys) -> int:
+def rearrange(dice: random.Random, run: Path, secret: Path) -> str:
+    """Spoil the layout of a run rather than a file of it."""
+    checkpoints = run / "checkpoints"
+    newest = checkpoints / NEWEST
+    act = dice.randrange(8)
+    if act == 0:
+        (checkpoints / dice.choice(("step-abc", "step-", "step-99999999999999999999", "step-1e9", "x"))).mkdir()
+    elif act == 1:
+        (checkpoints / dice.choice(("step-000003", "step-7", ".old-step-000003"))).write_text("not a folder")
+    elif act == 2:
+        (checkpoints / dice.choice(("step-000003", "step-000002"))).mkdir(exist_ok=True)
+    elif act == 3:
+        elsewhere = secret.parent / f"{run.name}-elsewhere"
+        newest.rename(elsewhere)
+        newest.symlink_to(elsewhere)
+    elif act == 4:
+        newest.rename(checkpoints / dice.choice(("step-000009", "step-2", "step-000002.bak", ".old-step-000002")))
+    elif act == 5:
+        (checkpoints / "step-000003").symlink_to(dice.choice(("step-000003", "nowhere", "step-000001", "..")))
+    elif act == 6:
+        shutil.rmtree(checkpoints)
+        checkpoints.write_text("") if dice.random() < 0.5 else checkpoints.symlink_to(secret.parent)
+    else:
+        shutil.rmtree(newest / dice.choice(("drafter", ".")), ignore_errors=True)
+    return f"layout {act}"
+
+
+def command(words: list[str], secret: Path, capsys) -> int:
     capsys.readouterr()
-    with watchdog():
+    with watchdog(), untouched(secret):
         code = here(*words)
     said = capsys.readouterr().err
     assert "Traceback" not in said
@@ -67,6 +98,17 @@ def commands(run: Path, out: Path) -> Iterator[list[str]]:
     yield ["train", "--resume", str(run)]
 
 
+def small(run: Path, finished: Path) -> bool:
+    """Whether going on takes a moment: a damaged config may well be that of a long run."""
+    own = Run.open(finished).config
+    try:
+        config = Run.open(run).config
+    except UserError:
+        return True
+    same = ("rollout", "learn", "spot", "cluster", "speculation", "model")
+    return config.steps <= 3 and config.reward.workers == 0 and all(getattr(config, n) == getattr(own, n) for n in same)
+
+
 def fuzz(finished: Path, folder: Path, count: int, seed: int, capsys) -> Counter[tuple[str, int]]:
     dice = random.Random(seed)
     done: Counter[tuple[str, int]] = Counter()
@@ -80,36 +122,43 @@ def fuzz(finished: Path, folder: Path, count: int, seed: int, capsys) -> Counter
             file.write_text(file.read_text().replace("steps: 2", "steps: 3"))
         what = []
         for _ in range(dice.choice((1, 1, 1, 3))):
+            if dice.random() < 0.1:
+                what.append(rearrange(dice, run, secret))
+                continue
             files = [p for p in sorted(run.rglob("*")) if p.name in OWN and not p.is_symlink() and p.is_file()]
             files = [p for p in files if p.parent.name in (NEWEST, "drafter", "run") or p.parent == run]
             what.append(damage(dice, dice.choice(files), secret))
         before = contents(run)
         for words in commands(run, out):
+            if words[0] == "train" and not small(run, finished):
+                continue
             try:
-                code = command(words, capsys)
+                code = command(words, secret, capsys)
+                if words[0] != "train":
+                    assert contents(run) == before, "reading changes nothing"
+                elif code == 2:
+                    nothing_is_lost(before, contents(run))
             except BaseException as err:
                 err.add_note(f"number {number} of seed {seed}: {', '.join(what)}; {' '.join(words)}")
                 raise
             done[words[0], code] += 1
-            if words[0] != "train":
-                assert contents(run) == before, "reading changes nothing"
-            elif code == 2:
-                nothing_is_lost(before, contents(run))
-        for path in (run, out):
-            shutil.rmtree(path)
+        for path in (run, out, folder / f"{run.name}-elsewhere"):
+            shutil.rmtree(path, ignore_errors=True)
     return done
 
 
 def nothing_is_lost(before: dict[str, bytes], after: dict[str, bytes]) -> None:
-    """Whoever could not go on has the checkpoints as they were, and the whole lines of the logs up to it."""
+    """Whoever could not go on has the checkpoints as they were, and the lines of the logs up to the newest one."""
+    steps = [int(name[17:23]) for name in before if re.fullmatch(r"checkpoints/step-[0-9]{6}/state\.json", name)]
+    newest = max(steps, default=0)
     for name, data in before.items():
         if name.startswith("checkpoints/") or name == "config.yaml":
             assert after[name] == data, name
         elif name.endswith(".jsonl"):
             kept = after[name].splitlines()
             lost = [line for line in data.splitlines() if line not in kept and b'"step"' in line]
-            steps = [json.loads(line)["step"] for line in lost if line.endswith(b"}")]
-            assert all(step > 1 for step in steps), (name, lost)
+            lost_steps = [json.loads(line)["step"] for line in lost if line.endswith(b"}")]
+            assert all(step > newest for step in lost_steps), (name, lost)
 
 
 def test_damaged_run_directories(finished, tmp_path, capsys):
