@@ -29,6 +29,7 @@ from paceline.rollout import Completion, Request
 from paceline.rollout.differences import Difference
 from paceline.rollout.stats import EngineStats, Round
 from paceline.run import Run
+from paceline.writing import write_aside
 
 ADAPTIVE, PLAIN, IDLE = "adaptive", "plain", "adaptive, idle workers wait"
 WAYS = {ADAPTIVE: Way("adaptive", True), PLAIN: Way("plain", True), IDLE: Way("twin", True)}
@@ -166,9 +167,9 @@ def run_comparison(config: Config, console: Console) -> None:
         raise
     trainer.train()
     picture = run.folder / "compare.svg"
-    picture.write_text(draw_rollouts(trainer.rounds), encoding="utf-8")
+    write_aside(picture, draw_rollouts(trainer.rounds))
     result = summarize(trainer, str(run.folder))
-    (run.folder / "compare.json").write_text(json.dumps(result, indent=2) + "\n")
+    write_aside(run.folder / "compare.json", json.dumps(result, indent=2) + "\n")
     console.print(_table(result, str(picture)))
     print(json.dumps(result))
 

@@ -5,13 +5,20 @@ given here; anything else that escapes is a bug and keeps its traceback.
 """
 
 
-class UserError(Exception):
+class Sentence(Exception):
+    """An error whose text is one line, whatever the names and values that it quotes hold."""
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().splitlines())
+
+
+class UserError(Sentence):
     """Bad input, found before any work is done."""
 
     exit_code = 2
 
 
-class RunError(Exception):
+class RunError(Sentence):
     """A run that had to stop. What it had done is saved, and the message says how to go on."""
 
     exit_code = 1

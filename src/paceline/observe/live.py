@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -129,10 +130,10 @@ def of_workers(m: dict[str, float]) -> str:
     """How many workers took part in a step, and what they did with their idle time; nothing if there is only one."""
     if "cluster/workers" not in m:
         return ""
-    count, lost = round(m["cluster/workers"]), round(m.get("cluster/lost", 0.0))
-    words = [f"{count} worker{'s' if count != 1 else ''}"]
-    if lost:
-        words.append(f"{lost} lost")
+    count, lost = f"{m['cluster/workers']:.0f}", m.get("cluster/lost", 0.0)
+    words = [f"{count} worker{'s' if count != '1' else ''}"]
+    if lost >= 1:
+        words.append(f"{lost:.0f} lost")
     if m.get("cluster/training_s", 0.0) >= SHORT:
         words.append(f"{m['cluster/training_s']:.1f} s of training in idle time")
     return ", ".join(words)
@@ -162,15 +163,17 @@ def guessing(m: dict[str, float]) -> str:
 
 
 def sparkline(values: list[float], width: int = WIDTH) -> str:
+    """Values that are not finite are blanks."""
     values = values[-width:]
-    low, high = min(values), max(values)
+    finite = [v for v in values if math.isfinite(v)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(BARS) - 2) / (high - low) if high > low else 0.0
-    return "".join(BARS[1 + round((v - low) * scale)] for v in values)
+    return "".join(BARS[1 + round((v - low) * scale)] if math.isfinite(v) else BARS[0] for v in values)
 
 
 def summary(rows: list[dict[str, Any]], folder: str, report: str | None = None) -> Table:
     """What a run came to."""
-    rewards = [row["critic/rewards/mean"] for row in rows]
+    rewards = [row.get("critic/rewards/mean", math.nan) for row in rows] or [math.nan]
     third = max(1, len(rewards) // 3)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
@@ -179,9 +182,9 @@ def summary(rows: list[dict[str, Any]], folder: str, report: str | None = None) 
     table.add_row("mean reward", f"first {rewards[0]:.3f}, last {rewards[-1]:.3f}")
     table.add_row("by thirds", f"first {np.mean(rewards[:third]):.3f}, last {np.mean(rewards[-third:]):.3f}")
     table.add_row("reward", sparkline(rewards))
-    median = lambda name: float(np.median([row.get(name, 0.0) for row in rows]))  # noqa: E731
+    median = lambda name: float(np.median([row.get(name, 0.0) for row in rows] or [math.nan]))  # noqa: E731
     speed = f"{median('rollout/tok_s'):,.0f} tokens/s (median)"
-    guessed = [row["rollout/spec_accept_length"] for row in rows if row.get("rollout/spec_rounds")]
+    guessed = [row.get("rollout/spec_accept_length", math.nan) for row in rows if row.get("rollout/spec_rounds")]
     if guessed:
         speed += f", {np.median(guessed):.2f} tokens per check where guesses were made"
     table.add_row("rollout", speed)
