@@ -2,6 +2,7 @@
 moment leaves it usable: whole files are written aside and renamed, lines are appended.
 
     RUN/config.yaml                  the resolved settings
+    RUN/decided.yaml                 which of them were left open, and were decided
     RUN/metrics.jsonl                one line per step
     RUN/samples.jsonl                some answers of each step
     RUN/answers.jsonl                length, reward and worker of every answer
@@ -21,7 +22,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,16 @@ from safetensors import SafetensorError
 
 from paceline.cluster.coordinator import Assign, Order
 from paceline.config import Config, build_config
+from paceline.decisions import FILE as DECIDED
+from paceline.decisions import compare, dump_decisions, read_decisions, reopen
 from paceline.errors import RunError, UserError
+from paceline.lock import LOCK, RunLock
 from paceline.model.tokenizer import Tokenizer
 from paceline.observe.metrics import append_line, cut_lines, read_lines
 
 STATE = "state.json"
+CONFIG = "config.yaml"
+MADE_AT_START = (CONFIG, DECIDED, "timeline.json", "rewards.log", "workers.log", LOCK)
 
 
 @dataclass
@@ -62,35 +68,81 @@ class Run:
     def __init__(self, folder: Path, config: Config):
         self.folder, self.config = folder, config
         self.checkpoints = folder / "checkpoints"
+        self._lock: RunLock | None = None
+        self._found: set[str] | None = set()  # what the directory held before; None if it was made for the run
 
     @classmethod
     def create(cls, config: Config) -> Run:
+        """A new one, locked."""
         task = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.task.name).stem or "run")
-        folder = Path(config.run_dir) if config.run_dir else _fresh(Path("runs"), task)
-        if (folder / "config.yaml").exists():
-            raise UserError(
-                f"{folder} holds a run already; go on with it by `paceline train --resume {folder}`, "
-                "or name another run_dir"
-            )
-        run = cls(folder, config.model_copy(update={"run_dir": str(folder)}))
+        folder = Path(config.run_dir or "runs")
         try:
-            run.checkpoints.mkdir(parents=True, exist_ok=True)
-            text = yaml.safe_dump(run.config.model_dump(mode="json"), sort_keys=False)
-            _write_aside(folder / "config.yaml", text)
+            folder = folder if config.run_dir else _fresh(folder, task)
+            run = cls(folder, config.model_copy(update={"run_dir": str(folder)}))
+            run._found = {path.name for path in folder.iterdir()} if config.run_dir and folder.exists() else None
+            folder.mkdir(parents=True, exist_ok=True)
+            run.lock()
+            if (folder / CONFIG).exists():
+                run.unlock()
+                raise UserError(
+                    f"{folder} holds a run already; go on with it by `paceline train --resume {folder}`, "
+                    "or name another run_dir"
+                )
+            run.checkpoints.mkdir(exist_ok=True)
+            _write_aside(folder / CONFIG, _dump(run.config))
         except OSError as err:
             raise UserError(f"the run directory {folder} cannot be written: {err.strerror}") from err
         return run
 
     @classmethod
     def open(cls, folder: Path) -> Run:
-        file = folder / "config.yaml"
+        file = folder / CONFIG
         if not file.is_file():
             raise UserError(f"{folder} is not a run directory: it has no config.yaml")
         config = build_config(yaml.safe_load(file.read_text()), where=str(file))
         return cls(folder, config.model_copy(update={"run_dir": str(folder)}))
 
+    def lock(self) -> str | None:
+        """Keep other processes out until `unlock` or the end of this one -> a warning, where the disk cannot."""
+        if self._lock is None:
+            self._lock = RunLock(self.folder)
+        return self._lock.warning
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def given(self, config: Config | None = None, keep: Collection[str] = ()) -> Config:
+        """The settings with all that was decided open again, but for some keys."""
+        return reopen(config or self.config, read_decisions(self.folder), keep)
+
+    def write_config(self, given: Config, decided: Config, kept: Collection[str]) -> None:
+        """Replace the settings by those that leave nothing open. Wherever a kill comes in between, what is found then
+        is open or known to be decided, and never a decision that looks as if it had been given."""
+        made = compare(given, decided)
+        try:
+            if read_decisions(self.folder) != made:
+                _write_aside(self.folder / CONFIG, _dump(reopen(decided, made, kept)))
+                _write_aside(self.folder / DECIDED, dump_decisions(made))
+            _write_aside(self.folder / CONFIG, _dump(decided))
+        except OSError as err:
+            raise UserError(f"the run directory {self.folder} cannot be written: {err.strerror}") from err
+
     def discard(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove what was made, and nothing else, unless another process has taken it over."""
+        try:
+            self.lock()
+        except UserError:
+            return
+        if self._found is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        else:
+            for name in set(MADE_AT_START) - self._found:
+                (self.folder / name).unlink(missing_ok=True)
+            if self.checkpoints.name not in self._found and not any(self.checkpoints.iterdir()):
+                self.checkpoints.rmdir()
+        self.unlock()
 
     def newest_checkpoint(self) -> Path | None:
         """The newest complete one. Only complete ones have their name: see `save`."""
@@ -170,10 +222,18 @@ class Run:
 def _fresh(parent: Path, task: str) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     folder, n = parent / f"{task}-{stamp}", 1
-    while folder.exists():
-        n += 1
-        folder = parent / f"{task}-{stamp}-{n}"
-    return folder
+    parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        try:
+            folder.mkdir()  # of two that begin in the same second, one gets the name
+            return folder
+        except FileExistsError:
+            n += 1
+            folder = parent / f"{task}-{stamp}-{n}"
+
+
+def _dump(config: Config) -> str:
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
 def _write_aside(file: Path, text: str) -> None:

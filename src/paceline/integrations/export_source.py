@@ -62,11 +62,12 @@ def find_source(what: str, model: str | None = None) -> Source:
 
 def _of_checkpoint(checkpoint: Path, run: Run) -> Source:
     drafter = _beside(checkpoint)
-    wanted = run.config.speculation.drafter
+    config = run.given()  # what was decided for the machine of the run need not hold on this one
+    wanted = config.speculation.drafter
     if drafter is None and wanted not in (None, "new", "none"):
-        drafter = find_drafter(wanted, run.config.model.path)  # one that stood still
+        drafter = find_drafter(wanted, config.model.path)  # one that stood still
     step = int(checkpoint.name.removeprefix("step-"))
-    return Source(checkpoint, drafter, run.folder, run.config, step)
+    return Source(checkpoint, drafter, run.folder, config, step)
 
 
 def _beside(model: Path) -> Path | None:
