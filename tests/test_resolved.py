@@ -89,6 +89,13 @@ def test_nothing_is_left_open_that_was_decided(case, own, tmp_path):
     assert Run.open(run).config.model_dump() != given.model_dump()
 
 
+def test_hosts_of_a_ray_cluster_decide_for_themselves(tmp_path):
+    pytest.importorskip("ray")
+    run = tmp_path / "run"
+    train(load_config(None, [*SMALL, "cluster.workers=2", "cluster.backend=ray", f"run_dir={run}"]))
+    assert left_open(saved(run)) - OPEN.keys() == {"model.threads", "rollout.kv_memory_gb"}
+
+
 def test_it_is_written_before_workers_start(tmp_path, monkeypatch):
     from paceline.cluster.cluster import Cluster
 

@@ -113,6 +113,23 @@ def test_sigterm_in_each_phase(phase, after, undisturbed, tmp_path):
         assert [row[name] for name in SAME] == pytest.approx([same[name] for name in SAME], abs=1e-9), row["step"]
 
 
+@pytest.mark.parametrize(("phase", "backend"), [("rollout", "local"), ("update", "local"), ("rollout", "ray")])
+def test_sigterm_with_several_workers(phase, backend, undisturbed, tmp_path):
+    """Ray sets a handler of its own when it starts, which would end the driver unsaved."""
+    if backend == "ray":
+        pytest.importorskip("ray")
+    words = ["cluster.workers=2", f"cluster.backend={backend}"]
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        strike(patch, phase, signal.SIGTERM)
+        with pytest.raises(Stopped, match=f"after step {1 if phase == 'rollout' else 2}") as stopped:
+            loop.train(load_config(None, [*WORDS, *words, f"run_dir={run}"]))
+    assert stopped.value.exit_code == 143
+    loop.train(load_config(None), resume=run)
+    for row, same in zip(rows(run), undisturbed, strict=True):
+        assert [row[name] for name in SAME] == pytest.approx([same[name] for name in SAME], abs=1e-6), row["step"]
+
+
 def test_waiting_for_a_reward_is_not_waited_for(tmp_path):
     """A reward that takes longer than any scheduler's patience does not delay the stop."""
     reward, run, asked = tmp_path / "slow.py", tmp_path / "run", tmp_path / "asked"
