@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.config import describe_settings, load_config, recipe_names
+from paceline.config import Config, describe_recipe, describe_settings, load_config, recipe_names
 from paceline.errors import UserError
 from paceline.learn.algorithms import PRESETS, resolve
 
@@ -33,6 +33,38 @@ def test_overrides_come_last(tmp_path):
         "float64",
     )
     assert config.rollout.prompts == 16, "what nobody names keeps its default"
+
+
+EMBEDDED = "settings: the recipe default (the embedded reasoner on Countdown)"
+NONE = "settings: the defaults, no recipe"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "said"),
+    [
+        (None, [], EMBEDDED),
+        (None, ["steps=5"], EMBEDDED),
+        (None, ["task.name=data.jsonl", "model.dtype=float64"], EMBEDDED),
+        (None, ["model.path=embedded"], EMBEDDED),
+        (None, ["model={dtype: float64}"], EMBEDDED),
+        (None, ["model.path=mine", "model.path='embedded'"], EMBEDDED),
+        (None, ["model.path=mine"], NONE),
+        (None, ["steps=5", "model={path: owner/name}"], NONE),
+        ("default", ["model.path=mine"], EMBEDDED),
+    ],
+)
+def test_the_recipe_of_the_embedded_model_is_for_no_other(recipe, overrides, said):
+    assert describe_recipe(recipe, overrides) == said
+    config = load_config(recipe, overrides)
+    if said == NONE:
+        assert config.learn == Config().learn and config.rollout == Config().rollout
+        assert config.steps == (5 if "steps=5" in overrides else 100)
+    else:
+        assert config.learn == load_config("default").learn and config.learn.lr > Config().learn.lr
+
+
+def test_a_recipe_that_was_named_is_told(tmp_path):
+    assert describe_recipe("mine.yaml", ["model.path=x"]) == "settings: the recipe mine.yaml"
 
 
 def test_lists_and_nulls_on_the_command_line():

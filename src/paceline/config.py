@@ -31,6 +31,8 @@ from paceline.draft.strategy import Strategy
 from paceline.errors import UserError
 
 RECIPES = Path(__file__).parent / "recipes"
+DEFAULT_RECIPE = "default"
+EMBEDDED_NAME = "embedded"
 RECIPE_BYTES = 256 * 2**10
 """Of a recipe: the largest that anybody would write, and the YAML parser takes a second for it."""
 DEEPEST = 20
@@ -394,9 +396,11 @@ class Config(Section):
 
 
 def load_config(recipe: str | None = None, overrides: list[str] | None = None) -> Config:
-    """Read a recipe (a file, or the name of one that ships with Paceline), apply overrides, validate."""
-    path = _find_recipe(recipe or "default")
-    values = read_settings(path)
+    """Read a recipe (a file, or the name of one that ships with Paceline), apply overrides, validate. Without a recipe
+    it is `default` for the embedded model, and none for any other."""
+    name = choose_recipe(recipe, overrides)
+    path = _find_recipe(name) if name else None
+    values = read_settings(path) if path else {}
     overridden: set[str] = set()
     for text in overrides or []:
         key, eq, raw = text.partition("=")
@@ -408,7 +412,34 @@ def load_config(recipe: str | None = None, overrides: list[str] | None = None) -
         _check_keys(value, where)
         _put(values, key, value)
         overridden.add(key)
-    return build_config(values, where=str(path), overridden=overridden)
+    return build_config(values, where=str(path or "the settings"), overridden=overridden)
+
+
+def choose_recipe(recipe: str | None = None, overrides: list[str] | None = None) -> str | None:
+    """The recipe that settings build on. The default one is made for the embedded model: its learning rate and its
+    penalty on long answers would spoil any other."""
+    if recipe:
+        return recipe
+    model: Any = EMBEDDED_NAME
+    for text in overrides or []:
+        key, _, raw = text.partition("=")
+        if key not in ("model", "model.path"):
+            continue
+        value = reading.parse_yaml(raw, f"the value of '{key}' on the command line")
+        if key == "model.path":
+            model = value
+        elif isinstance(value, dict):
+            model = value.get("path", EMBEDDED_NAME)
+    return DEFAULT_RECIPE if model == EMBEDDED_NAME else None
+
+
+def describe_recipe(recipe: str | None = None, overrides: list[str] | None = None) -> str:
+    """What is said at the start."""
+    name = choose_recipe(recipe, overrides)
+    if name is None:
+        return "settings: the defaults, no recipe"
+    about = " (the embedded reasoner on Countdown)" if name == DEFAULT_RECIPE else ""
+    return f"settings: the recipe {name}{about}"
 
 
 def build_config(values: dict[str, Any], where: str, overridden: set[str] | None = None) -> Config:

@@ -34,6 +34,8 @@ class WorkerFailed(Exception):
 
 
 class Stopped(RunError):
-    """The user asked for it."""
+    """Somebody asked for it: the user with Ctrl-C, or a scheduler with a signal. Shells count such exits from 128."""
 
-    exit_code = 130
+    def __init__(self, message: str, signal_number: int = 2):
+        super().__init__(message)
+        self.exit_code = 128 + signal_number

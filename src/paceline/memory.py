@@ -287,9 +287,10 @@ def check_fit(plan: Plan, config: Config, again: Callable[[Config], Plan]) -> No
 
 def filled(config: Config, plan: Plan) -> Config:
     """The config with the memory for KV pages that was planned, where it leaves that open."""
-    if config.rollout.kv_memory_gb or not plan.room.cuda:
+    if config.rollout.kv_memory_gb:
         return config
-    rollout = config.rollout.model_copy(update={"kv_memory_gb": plan.kv_bytes / 1e9})
+    kilobytes = plan.kv_bytes // 1000 + 1  # rounded up: a fraction less would be a page less
+    rollout = config.rollout.model_copy(update={"kv_memory_gb": kilobytes / 1e6})
     return config.model_copy(update={"rollout": rollout})
 
 

@@ -2,6 +2,7 @@
 moment leaves it usable: whole files are written aside and renamed, lines are appended.
 
     RUN/config.yaml                  the resolved settings
+    RUN/decided.yaml                 which of them were left open, and were decided
     RUN/metrics.jsonl                one line per step
     RUN/samples.jsonl                some answers of each step
     RUN/answers.jsonl                length, reward and worker of every answer
@@ -17,14 +18,13 @@ moment leaves it usable: whole files are written aside and renamed, lines are ap
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,8 +36,11 @@ from safetensors import SafetensorError
 from paceline import reading
 from paceline.cluster.coordinator import Assign, Order
 from paceline.config import Config, build_config, read_settings
+from paceline.decisions import FILE as DECIDED
+from paceline.decisions import compare, dump_decisions, read_decisions, reopen
 from paceline.draft.tuner_state import TunerState
 from paceline.errors import RunError, UserError
+from paceline.lock import LOCK, RunLock
 from paceline.model.tokenizer import Tokenizer
 from paceline.observe.metrics import append_line, cut_lines, read_lines, read_rows, without_nan
 from paceline.spot.backoff import BackoffState
@@ -51,6 +54,8 @@ OLD = re.compile(r"\.old-(step-[0-9]{1,18})")
 PARTIAL = re.compile(r"\.partial-[0-9]+")
 """A checkpoint that is being written."""
 Count = Annotated[int, Field(strict=True, ge=0, le=2**62)]
+CONFIG = "config.yaml"
+MADE_AT_START = (CONFIG, DECIDED, "timeline.json", "rewards.log", "workers.log", LOCK)
 
 
 @dataclass
@@ -81,24 +86,28 @@ class Run:
         self.folder = folder
         self.config = config
         self.checkpoints = folder / "checkpoints"
-        self.made = False
-        """Whether the folder was not there before."""
+        self._lock: RunLock | None = None
+        self._found: set[str] | None = set()  # what the directory held before; None if it was made for the run
 
     @classmethod
     def create(cls, config: Config) -> Run:
+        """A new one, locked."""
         task = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.task.name).stem or "run")
-        folder = Path(config.run_dir) if config.run_dir else _fresh(Path("runs"), task)
-        if os.path.lexists(folder / "config.yaml"):
-            raise UserError(
-                f"{folder} holds a run already; go on with it by `paceline train --resume {folder}`, "
-                "or name another run_dir"
-            )
-        run = cls(folder, config.model_copy(update={"run_dir": str(folder)}))
-        run.made = not os.path.lexists(folder)
+        folder = Path(config.run_dir or "runs")
         try:
-            run.checkpoints.mkdir(parents=True, exist_ok=True)
-            text = yaml.safe_dump(run.config.model_dump(mode="json"), sort_keys=False)
-            write_aside(folder / "config.yaml", text)
+            folder = folder if config.run_dir else _fresh(folder, task)
+            run = cls(folder, config.model_copy(update={"run_dir": str(folder)}))
+            run._found = {path.name for path in folder.iterdir()} if config.run_dir and folder.exists() else None
+            folder.mkdir(parents=True, exist_ok=True)
+            run.lock()
+            if os.path.lexists(folder / CONFIG):
+                run.unlock()
+                raise UserError(
+                    f"{folder} holds a run already; go on with it by `paceline train --resume {folder}`, "
+                    "or name another run_dir"
+                )
+            run.checkpoints.mkdir(exist_ok=True)
+            write_aside(folder / CONFIG, _dump(run.config))
         except OSError as err:
             shown = reading.shorten(str(folder), 200)
             raise UserError(f"the run directory {shown} cannot be written: {err.strerror}") from err
@@ -106,9 +115,9 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path) -> Run:
-        if not os.path.isfile(folder / "config.yaml"):  # which says no of names that no file can have
+        if not os.path.isfile(folder / CONFIG):  # which says no of names that no file can have
             raise UserError(f"{reading.shorten(str(folder), 200)} is not a run directory: it has no config.yaml")
-        file = reading.inside(folder, "config.yaml")
+        file = reading.inside(folder, CONFIG)
         settings = read_settings(file)
         if missing := [name for name in Config.model_fields if name not in settings]:
             # Half a file would be a valid one, and the run would go on with other settings than its own.
@@ -116,14 +125,47 @@ class Run:
         config = build_config(settings, where=str(file))
         return cls(folder, config.model_copy(update={"run_dir": str(folder)}))
 
+    def lock(self) -> str | None:
+        """Keep other processes out until `unlock` or the end of this one -> a warning, where the disk cannot."""
+        if self._lock is None:
+            self._lock = RunLock(self.folder)
+        return self._lock.warning
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def given(self, config: Config | None = None, keep: Collection[str] = ()) -> Config:
+        """The settings with all that was decided open again, but for some keys."""
+        return reopen(config or self.config, read_decisions(self.folder), keep)
+
+    def write_config(self, given: Config, decided: Config, kept: Collection[str]) -> None:
+        """Replace the settings by those that leave nothing open. Wherever a kill comes in between, what is found then
+        is open or known to be decided, and never a decision that looks as if it had been given."""
+        made = compare(given, decided)
+        try:
+            if read_decisions(self.folder) != made:
+                write_aside(self.folder / CONFIG, _dump(reopen(decided, made, kept)))
+                write_aside(self.folder / DECIDED, dump_decisions(made))
+            write_aside(self.folder / CONFIG, _dump(decided))
+        except OSError as err:
+            raise UserError(f"the run directory {self.folder} cannot be written: {err.strerror}") from err
+
     def discard(self) -> None:
-        """Take back what `create` has made, and nothing else: the folder may have been there before."""
-        if self.made:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove what was made, and nothing else, unless another process has taken it over."""
+        try:
+            self.lock()
+        except UserError:
             return
-        with contextlib.suppress(OSError):
-            (self.folder / "config.yaml").unlink()
-            self.checkpoints.rmdir()
+        if self._found is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        else:
+            for name in set(MADE_AT_START) - self._found:
+                (self.folder / name).unlink(missing_ok=True)
+            if self.checkpoints.name not in self._found and not any(self.checkpoints.iterdir()):
+                self.checkpoints.rmdir()
+        self.unlock()
 
     def newest_checkpoint(self) -> Path | None:
         """The newest complete one. Only complete ones have their name: see `save`."""
@@ -252,10 +294,18 @@ def _fresh(parent: Path, task: str) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     task = task[:80]  # a name has bounds
     folder, n = parent / f"{task}-{stamp}", 1
-    while folder.exists():
-        n += 1
-        folder = parent / f"{task}-{stamp}-{n}"
-    return folder
+    parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        try:
+            folder.mkdir()  # of two that begin in the same second, one gets the name
+            return folder
+        except FileExistsError:
+            n += 1
+            folder = parent / f"{task}-{stamp}-{n}"
+
+
+def _dump(config: Config) -> str:
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
 def _read_progress(checkpoint: Path) -> Progress:

@@ -22,7 +22,7 @@ from paceline.errors import RunError, UserError
 from paceline.integrations.export_card import Measured, describe_task, digest, drafter_card, policy_card
 from paceline.integrations.export_formats import FORMATS, gather, make_files
 from paceline.integrations.export_source import Source, find_source
-from paceline.model.checkpoint import check_model, find_model, load_model, read_config
+from paceline.model.checkpoint import EMBEDDED, check_model, find_model, load_model, read_config
 from paceline.model.tokenizer import load_tokenizer, read_generation
 from paceline.model.weights import INDEX, read_index, read_weights, weight_files
 from paceline.reading import inside
@@ -94,7 +94,8 @@ def _measure(source: Source, drafter: Path, prompts: int, depth: int, settings: 
     from paceline.draft_commands import examine
 
     policy_path = str(source.policy)
-    config = source.config or load_config(None, settings)
+    model = "embedded" if source.policy == EMBEDDED else policy_path
+    config = source.config or load_config(None, [f"model.path={model}", *settings])
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": policy_path})})
     policy = load_model(policy_path, config.model.dtype, choose_device(config.model.device))
     tokenizer = load_tokenizer(policy_path)

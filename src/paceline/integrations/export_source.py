@@ -62,16 +62,16 @@ def find_source(what: str, model: str | None = None) -> Source:
 
 def _of_checkpoint(checkpoint: Path, run: Run) -> Source:
     drafter = _beside(checkpoint)
-    wanted = run.config.speculation.drafter
+    config = run.given()  # what was decided for the machine of the run need not hold on this one
+    wanted = config.speculation.drafter
     if drafter is None and wanted not in (None, "new", "none"):
-        drafter = find_drafter(wanted, run.config.model.path)  # one that stood still
+        drafter = find_drafter(wanted, config.model.path)  # one that stood still
     number = checkpoint.name.removeprefix("step-")
     if not (number.isascii() and number.isdigit()):
         raise UserError(
             f"{checkpoint} is not called step-N, as the checkpoints of a run are; move it elsewhere to export it"
         )
-    step = int(number)
-    return Source(checkpoint, drafter, run.folder, run.config, step)
+    return Source(checkpoint, drafter, run.folder, config, int(number))
 
 
 def _beside(model: Path) -> Path | None:

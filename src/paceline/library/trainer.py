@@ -12,6 +12,7 @@ from paceline.errors import UserError
 from paceline.loop import train
 from paceline.observe.live import LiveView
 from paceline.run import Run
+from paceline.stopping import Stopping
 from paceline.tasks.datasets import DataSet
 from paceline.tasks.rewards import Reward, as_reward, load_reward
 from paceline.tasks.sample import Task
@@ -80,6 +81,7 @@ class Trainer:
         self._task, self._rewards = _task(data, self.config, sent=not here), here
         self._resume: Path | None = None
         self._progress = progress
+        self._stopping = Stopping()
 
     @classmethod
     def resume(
@@ -93,13 +95,21 @@ class Trainer:
         trainer._task = None
         if data is not None:
             trainer._task = _task(data, trainer.config, sent=not trainer._rewards)
+        trainer._stopping = Stopping()
         return trainer
 
     def train(self) -> Trained:
-        """Run all steps that are left."""
+        """Run all steps that are left. Raises `paceline.errors.Stopped` if it was asked to stop before that."""
         view = LiveView(self.config, quiet=not self._progress)
-        run, rows = train(self.config, self._resume, view, self._task, self._rewards or None)
+        try:
+            run, rows = train(self.config, self._resume, view, self._task, self._rewards or None, self._stopping)
+        finally:
+            self._stopping = Stopping()
         return Trained(run.folder, rows)
+
+    def stop(self) -> None:
+        """Ask `train`, which runs in another thread, to stop as soon as it can be saved."""
+        self._stopping.ask()
 
 
 def _task(data: Data, config: Config, sent: bool) -> Task | None:

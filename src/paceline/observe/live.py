@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import time
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from rich.console import Console, Group
@@ -36,9 +38,42 @@ WIDTH = 40
 SHORT = 0.05  # seconds: a part that took less is left out of a step's line
 
 
+class Lasting:
+    """A stream that may go away: a closed terminal, or a pipe whose reader has ended. A run goes on without it."""
+
+    def __init__(self, stream: IO[str]):
+        self._stream = stream
+        self._gone = False
+
+    def write(self, text: str) -> int:
+        return self._try("write", text) or len(text)
+
+    def flush(self) -> None:
+        self._try("flush")
+
+    def _try(self, name: str, *args: str) -> Any:
+        if self._gone:
+            return None
+        try:
+            return getattr(self._stream, name)(*args)
+        except UnicodeError:
+            raise
+        except (OSError, ValueError):  # ValueError: it was closed on our side
+            self._gone = True
+            # What is still in its buffer would fail again when the program ends, and change its exit code.
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nothing:
+                os.dup2(nothing.fileno(), self._stream.fileno())
+            return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class LiveView:
     def __init__(self, config: Config, console: Console | None = None, quiet: bool = False):
         self.console = console or Console(quiet=quiet, highlight=False)
+        if not isinstance(self.console.file, Lasting):
+            self.console.file = Lasting(self.console.file)  # type: ignore[assignment]
         self.steps = config.steps
         self.rewards: list[float] = []
         self.last: dict[str, float] = {}

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from paceline import reading
 from paceline.config import Config, build_config, read_settings
+from paceline.decisions import Decisions, flat, read_decisions
 from paceline.errors import UserError
 from paceline.observe.metrics import read_lines, read_rows
 from paceline.observe.timeline import Span, read_timeline
@@ -36,6 +37,8 @@ class RunData:
     folder: Path
     settings: dict[str, Any]
     """By dotted key."""
+    decided: Decisions
+    """Those of them that were left open."""
     metrics: list[dict[str, Any]]
     """A row per finished step."""
     spans: list[Span]
@@ -68,10 +71,15 @@ class RunData:
         return sum(v for v in self.values(name) if math.isfinite(v))
 
     def changed_settings(self) -> dict[str, tuple[Any, Any]]:
-        """Settings that are not the schema's defaults, each with its default."""
-        usual = _flat(Config().model_dump(mode="json"))
+        """Settings that are not the schema's defaults, each with its default. What the defaults leave open is no change
+        if it was decided."""
+        usual = dict(flat(Config().model_dump(mode="json")))
         changed = {key: (value, usual.get(key)) for key, value in self.settings.items() if key != "run_dir"}
-        return {key: pair for key, pair in changed.items() if pair[0] != pair[1]}
+        return {key: pair for key, pair in changed.items() if self._given(key) != pair[1]}
+
+    def _given(self, key: str) -> Any:
+        value, decision = self.settings[key], self.decided.get(key)
+        return decision.given if decision and decision.decided == value else value
 
 
 def read_run(folder: Path) -> RunData:
@@ -83,7 +91,7 @@ def read_run(folder: Path) -> RunData:
     last = metrics[-1]["step"] if metrics else 0
     spans = [span for span in read_timeline(folder / "timeline.json") if span.step <= last]
     answers = [row for row in _read_answers(folder / "answers.jsonl") if row["step"] <= last]
-    return RunData(folder, _flat(settings), metrics, spans, answers)
+    return RunData(folder, dict(flat(settings)), read_decisions(folder), metrics, spans, answers)
 
 
 def _read_metrics(file: Path) -> list[dict[str, Any]]:
@@ -101,13 +109,3 @@ def _read_answers(file: Path) -> list[dict[str, Any]]:
     for number, (_, row) in enumerate(read_rows(file), 1):
         rows.append(dict(_ANSWERS(row, f"row {number} of {file}")))
     return rows
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            out |= _flat(value, f"{prefix}{key}.")
-        else:
-            out[prefix + key] = value
-    return out

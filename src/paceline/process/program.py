@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import socket
 import sys
 from typing import Any
 
 from paceline.process.channel import Channel
 from paceline.process.guard import die_with_parent, stand_guard
+from paceline.stopping import leave_to_driver
 
 
 class Parent:
@@ -38,7 +38,7 @@ class Parent:
 
 def join_parent() -> Parent:
     """Read what `Child` has put on the command line, make sure that this process ends with its parent, and connect."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    leave_to_driver()
     descriptor, lifeline, parent, guarded = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     os.set_inheritable(descriptor, False)  # what a user's code starts must not keep the connection open
     if guarded == "guarded":
