@@ -374,3 +374,21 @@ def test_no_orphans_when_stopped_while_workers_load(tmp_path):
     while any(map(alive, children)):
         assert time.monotonic() < deadline, "a process was left"
         time.sleep(0.05)
+
+
+def test_processes_that_a_run_has_started_leave_it_to_the_driver():
+    """Slurm and systemd send SIGTERM to every process of a job. Programs that such a process starts can be ended."""
+    code = (
+        "import subprocess, sys, time; from paceline.stopping import leave_to_driver; leave_to_driver()\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)'])\n"
+        "time.sleep(0.1); child.terminate(); print('ended', child.wait(), flush=True); print(sys.stdin.readline())"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).startswith("ended"):
+        assert line, "it ended early"
+    assert line == f"ended {-signal.SIGTERM}\n"
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        process.send_signal(number)
+    assert process.communicate("still there", timeout=60)[0].strip() == "still there"
+    assert process.returncode == 0
