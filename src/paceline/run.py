@@ -55,7 +55,7 @@ PARTIAL = re.compile(r"\.partial-[0-9]+")
 """A checkpoint that is being written."""
 Count = Annotated[int, Field(strict=True, ge=0, le=2**62)]
 CONFIG = "config.yaml"
-MADE_AT_START = (CONFIG, DECIDED, "timeline.json", "rewards.log", "workers.log", LOCK)
+MADE_AT_START = (CONFIG, DECIDED, "timeline.json", "rewards.log", "workers.log", "errors.log", LOCK)
 
 
 @dataclass
