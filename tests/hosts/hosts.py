@@ -8,6 +8,7 @@ has a name outside, so tests can run side by side.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -130,6 +131,8 @@ class Host:
 class Hosts:
     switch: Host
     hosts: dict[str, Host]
+    env: dict[str, str]
+    """For Ray, with a token of this cluster alone: the user's own is neither needed nor touched."""
 
     def __getitem__(self, name: str) -> Host:
         return self.hosts[name]
@@ -180,7 +183,10 @@ def make_hosts(folder: Path, names: Names = "resolve", count: int = 3) -> Iterat
             hosts[letter] = host
         for host in hosts.values():
             _furnish(host, list(hosts.values()), folder / host.name, names)
-        yield Hosts(switch, hosts)
+        token = folder / "token"
+        token.write_text(secrets.token_hex(32))
+        token.chmod(0o600)
+        yield Hosts(switch, hosts, RAY_ENV | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)})
 
 
 def _make_host(stack: ExitStack, name: str, address: str) -> Host:
@@ -236,10 +242,10 @@ def start_ray(hosts: Hosts, cpus: int = 1) -> str:
     first, *others = list(hosts)
     ray = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--num-cpus={cpus}"]
     ray += [f"--object-store-memory={OBJECT_STORE}", "--disable-usage-stats"]
-    first.run(*ray, "--head", f"--port={PORT}", "--include-dashboard=false", timeout=120, env=RAY_ENV)
+    first.run(*ray, "--head", f"--port={PORT}", "--include-dashboard=false", timeout=120, env=hosts.env)
     address = f"{first.address}:{PORT}"
     for host in others:
-        host.run(*ray, f"--address={address}", timeout=120, env=RAY_ENV)
+        host.run(*ray, f"--address={address}", timeout=120, env=hosts.env)
     return address
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import struct
 
+Address = tuple[str, int]
+
 
 def listen_at(host: str, port: int, backlog: int = 128) -> socket.socket:
     """A socket that listens at this address and no other. Port 0 takes a free one."""
@@ -35,4 +37,17 @@ def interface_of(address: str) -> str | None:
                 continue
             if socket.inet_ntoa(found[20:24]) == address:
                 return name
+    return None
+
+
+def why_unreachable(address: Address, seconds: float) -> str | None:
+    """Why nothing there accepts a connection within this time; None if something does."""
+    try:
+        socket.create_connection(address, timeout=seconds).close()
+    except ConnectionRefusedError:
+        return "nothing listens there"
+    except TimeoutError:
+        return f"no answer within {seconds:g} s"
+    except OSError as err:
+        return err.strerror or str(err)
     return None

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.cluster.addresses import address_towards, interface_of, listen_at
+from paceline.cluster.addresses import Address, address_towards, interface_of, listen_at, why_unreachable
 from paceline.cluster.deadline import within
 from paceline.errors import UserError
 
@@ -37,7 +37,6 @@ CONNECT_SHARE = 5  # gloo waits for a connection this many times as long as it i
 WAITING_CONNECTIONS = 128  # probes that a process may leave unanswered: the system accepts them by itself
 
 
-Address = tuple[str, int]
 _GLOO: Any = dist.ProcessGroupGloo  # PyTorch's type hints leave out most of it
 
 
@@ -206,7 +205,7 @@ class _Joining:
 
     def _open_store(self) -> dist.Store:
         m = self.meeting
-        why = _why_unreachable((m.host, m.port))
+        why = why_unreachable((m.host, m.port), PROBE_S)
         if why:
             raise ConnectionError(
                 f"worker {self.me} at {self._here} cannot reach the meeting point at {m.host}:{m.port} ({why})"
@@ -288,20 +287,8 @@ def _probe(addresses: dict[int, Address]) -> dict[int, str]:
     if not addresses:
         return {}
     with ThreadPoolExecutor(len(addresses)) as pool:
-        reasons = list(pool.map(_why_unreachable, addresses.values()))
+        reasons = list(pool.map(lambda address: why_unreachable(address, PROBE_S), addresses.values()))
     return {w: why for w, why in zip(addresses, reasons, strict=True) if why}
-
-
-def _why_unreachable(address: Address) -> str | None:
-    try:
-        socket.create_connection(address, timeout=PROBE_S).close()
-    except ConnectionRefusedError:
-        return "its process has ended"
-    except TimeoutError:
-        return f"no answer within {PROBE_S:g} s"
-    except OSError as err:
-        return err.strerror or str(err)
-    return None
 
 
 def _parcels(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
