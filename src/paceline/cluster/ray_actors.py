@@ -1,172 +1,270 @@
 """Workers as actors of a Ray cluster, on one machine or many. An actor runs the same loop as a local process does, in a
-thread of its own; calls and reports pass through two queues that its methods fill and empty."""
+thread of its own; calls and reports pass through two queues that its methods fill and empty.
+
+Ray may keep a caller waiting without end, when its head is gone for example. So the driver itself only ever waits for
+answers, with a deadline; everything else is asked of Ray by a thread, one thing after the other.
+"""
 
 from __future__ import annotations
 
-import logging
+import atexit
+import os
 import queue
-import socket
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
+from paceline.cluster.addresses import why_unreachable
 from paceline.cluster.coordinator import Lost, Report
-from paceline.cluster.messages import Call, Post
+from paceline.cluster.deadline import within
+from paceline.cluster.messages import Call, Failed, Post
+from paceline.cluster.ray_cluster import choose_ray_device, connect, first_line, import_ray, parse_address
+from paceline.cluster.ray_places import Places
+from paceline.cluster.ray_worker import Actor
 from paceline.config import Config
-from paceline.errors import UserError
+from paceline.errors import RunError, UserError
 
-PATIENCE = 10.0  # seconds for which an actor holds on to a question when it has nothing to say
+__all__ = ["RayActors", "choose_ray_device"]
 
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError as err:
-        raise UserError("cluster.backend=ray needs Ray: pip install 'paceline[ray]'") from err
-    return ray
-
-
-class Actor:
-    """What runs on the other side."""
-
-    def __init__(self, config: Config, post: Post):
-        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
-        self._early: dict[int, Call] = {}
-        self._next, self._order = 0, threading.Lock()
-        self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, args=(config, post), daemon=True)
-        self._thread.start()
-
-    def _serve(self, config: Config, post: Post) -> None:
-        from paceline.cluster.serve import serve
-
-        serve(config, post, self._next_call, self._reports.put)
-
-    def _next_call(self, block: bool) -> Call | None:
-        try:
-            return self._calls.get(block)
-        except queue.Empty:
-            return None
-
-    def call(self, number: int, call: Call) -> None:
-        """An actor whose methods run side by side may get them in any order, so they are put back into theirs."""
-        with self._order:
-            self._early[number] = call
-            while self._next in self._early:
-                self._calls.put(self._early.pop(self._next))
-                self._next += 1
-
-    def reports(self) -> list[Report]:
-        """What has been said since the last time; waits a while for something."""
-        out: list[Report] = []
-        try:
-            out.append(self._reports.get(timeout=PATIENCE))
-            while True:
-                out.append(self._reports.get_nowait())
-        except queue.Empty:
-            return out
-
-    def pid(self) -> int:
-        import os
-
-        return os.getpid()
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself tries for minutes before it gives up."""
-    host, _, port = address.removeprefix("ray://").partition(":")
-    if not port.isdigit():  # "auto", or a name that only Ray understands
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=10).close()
-    except OSError as err:
-        raise UserError(f"no Ray cluster can be reached at {address} ({err}); see cluster.address") from err
+ANSWER_S = 10.0  # seconds for what Ray has at hand already
+GONE_S = 15.0  # seconds without an answer after which the head of the cluster is gone; Ray itself ends the driver at 60
+CLOSE_S = 10.0  # seconds for Ray to let go
+END_S = 2.0  # seconds for actors to end by themselves
 
 
 class RayActors:
     def __init__(self, config: Config):
-        ray, c = _ray(), config.cluster
+        ray = import_ray()
         self._config, self._ray = config, ray
         self._own = not ray.is_initialized()
         if self._own:
-            if c.address:
-                _check_reachable(c.address)
-            try:
-                ray.init(
-                    address=c.address,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    configure_logging=True,
-                    logging_level=logging.ERROR,
-                )
-            except (ConnectionError, RuntimeError, ValueError, OSError) as err:
-                where = f"at {c.address}" if c.address else "on this machine"
-                first = str(err).strip().partition("\n")[0]
-                raise UserError(f"no Ray cluster can be reached {where} ({first}); see cluster.address") from err
-        self.host = ray.util.get_node_ip_address()
+            connect(ray, config.cluster.address)
+        # A cluster of this machine alone needs no address that others see.
+        alone = self._own and not config.cluster.address and not os.environ.get("RAY_ADDRESS")
+        self.host = "127.0.0.1" if alone else ray.util.get_node_ip_address()
         self.cores = int(ray.cluster_resources().get("CPU", 1))
-        self._gpus = 1 / c.workers_per_gpu if choose_ray_device(config) == "cuda" else 0
         self._actors: dict[int, Any] = {}
         self._posts: dict[int, Post] = {}
         self._sent: dict[int, int] = {}  # calls to the present life of each
-        self._asked: dict[Any, int] = {}  # open questions -> worker
+        self._asked: dict[Any, tuple[int, int]] = {}  # open questions -> worker and life
+        self._where: dict[int, Any] = {}
+        self._lost: set[tuple[int, int]] = set()  # worker and life, told or about to be
+        self._losses: list[Report] = []  # to be told
+        self._lock = threading.Lock()  # for all of the above
+        self._failed: Exception | None = None
+        self._gcs = parse_address(ray.get_runtime_context().gcs_address)
+        try:
+            gpus = 1 / config.cluster.workers_per_gpu if choose_ray_device(config) == "cuda" else 0
+            self._places = Places(ray, config.cluster.workers, gpus)
+        except BaseException:
+            self._leave()
+            raise
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._busy_since: float | None = None
+        self._closed = threading.Event()
+        threading.Thread(target=self._do_work, daemon=True).start()
+        threading.Thread(target=self._watch_head, daemon=True).start()
+
+    # The driver's side
 
     def start(self, post: Post) -> None:
-        if post.number in self._actors:
-            self._ray.kill(self._actors[post.number])
-        make = self._ray.remote(num_cpus=0, num_gpus=self._gpus, max_concurrency=4, scheduling_strategy="SPREAD")(Actor)
-        self._actors[post.number] = make.remote(self._config, post)
-        self._posts[post.number], self._sent[post.number] = post, 0
-        self._ask(post.number)
-
-    def _ask(self, worker: int) -> None:
-        self._asked[self._actors[worker].reports.remote()] = worker
+        with self._lock:
+            self._posts[post.number] = post
+            self._sent[post.number] = 0
+            self._where.pop(post.number, None)
+        self._work.put(lambda: self._create(post))
 
     def send(self, worker: int, call: Call) -> None:
-        self._actors[worker].call.remote(self._sent[worker], call)
-        self._sent[worker] += 1
+        with self._lock:
+            post, number = self._posts[worker], self._sent[worker]
+            self._sent[worker] += 1
+        self._work.put(lambda: self._call(post, number, call))
 
     def receive(self, seconds: float) -> list[Report]:
-        if not self._asked:
-            return []
-        ray = self._ray
-        answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
-        if not answered and seconds:
-            answered, _ = ray.wait(list(self._asked), num_returns=1, timeout=seconds)
-        out: list[Report] = []
-        for question in answered:
-            worker = self._asked.pop(question)
-            try:
-                out += ray.get(question)
-            except ray.exceptions.RayActorError:
-                out.append(Lost(worker, self._posts[worker].life))
-            else:
-                self._ask(worker)
-        return out
+        end = time.monotonic() + seconds
+        while True:
+            self._check()
+            out = self._take_lost() or self._take_answers(min(max(end - time.monotonic(), 0), 0.2))
+            if out or time.monotonic() >= end:
+                return out
 
     def kill(self, worker: int) -> None:
-        self._ray.kill(self._actors[worker])
+        """It is lost from now on, whether or not Ray can still reach it."""
+        with self._lock:
+            post = self._posts[worker]
+        self._lose(worker, post.life)
 
     def pid(self, worker: int) -> int:
-        return int(self._ray.get(self._actors[worker].pid.remote()))
+        """On its own host."""
+        return int(self._where_is(worker)[2])
+
+    def places(self) -> dict[int, str]:
+        """Where each worker is: the name of its host, and the address."""
+        found = {}
+        for worker in sorted(self._posts):
+            try:
+                name, address, _ = self._where_is(worker)
+            except (self._ray.exceptions.RayError, TimeoutError):  # lost meanwhile, which `receive` says
+                continue
+            found[worker] = f"{name} ({address})"
+        return found
 
     def close(self) -> None:
-        for actor in self._actors.values():
-            self._ray.kill(actor)
-        self._actors.clear()
-        self._asked.clear()
-        if self._own:
-            self._ray.shutdown()
+        self._closed.set()
+        self._work.put(None)
+        with self._lock:
+            actors = list(self._actors.values())
+            self._actors.clear()
+            self._asked.clear()
+        self._try(lambda: self._end(actors))
+        if self._failed is None:
+            self._try(lambda: [self._ray.kill(actor) for actor in actors])
+            self._try(self._places.remove)
+        self._leave()
 
+    # What the thread does
 
-def choose_ray_device(config: Config) -> str:
-    """cpu or cuda, the same for all workers; says so if the cluster has too few GPUs."""
-    c, wanted = config.cluster, config.model.device
-    gpus = int(_ray().cluster_resources().get("GPU", 0))
-    if wanted == "cpu" or (wanted == "auto" and not gpus):
-        return "cpu"
-    if c.workers > gpus * c.workers_per_gpu:
-        raise UserError(
-            f"cluster.workers={c.workers}, but the Ray cluster has {gpus} GPU{'s' if gpus != 1 else ''} for "
-            f"{c.workers_per_gpu} each: lower it, set cluster.workers_per_gpu, or model.device=cpu"
+    def _do_work(self) -> None:
+        while True:
+            work = self._work.get()
+            if work is None:
+                return
+            self._busy_since = time.monotonic()
+            try:
+                work()
+            except Exception as err:  # noqa: BLE001 (raised by `receive`)
+                self._failed = self._failed or err
+                return
+            finally:
+                self._busy_since = None
+
+    def _create(self, post: Post) -> None:
+        if (post.number, post.life) in self._lost:
+            return
+        before = self._actors.get(post.number)
+        if before is not None:
+            self._ray.kill(before)
+        options = self._places.options(post.number, again=before is not None)
+        make = self._ray.remote(max_concurrency=4, **options)(Actor)
+        actor = make.remote(self._config, post)
+        with self._lock:
+            self._actors[post.number] = actor
+            self._where[post.number] = actor.where.remote()
+            self._asked[actor.reports.remote()] = (post.number, post.life)
+
+    def _call(self, post: Post, number: int, call: Call) -> None:
+        if self._posts[post.number].life == post.life and post.number in self._actors:
+            self._actors[post.number].call.remote(number, call)
+
+    def _watch_head(self) -> None:
+        """Ray's own way to notice that its head is gone is to end the process, without a word of ours."""
+        seen = time.monotonic()
+        while not self._closed.wait(1.0):
+            if why_unreachable(self._gcs, 2.0) is None:
+                seen = time.monotonic()
+            elif time.monotonic() - seen > GONE_S:
+                self._failed = self._gone(f"its head has not answered for {GONE_S:.0f} s")
+                return
+
+    # Listening
+
+    def _check(self) -> None:
+        """Raise what went wrong in the meantime."""
+        since = self._busy_since
+        if self._failed is None and since is not None and time.monotonic() - since > GONE_S + ANSWER_S:
+            self._failed = self._gone("Ray on this machine does not answer")
+        if self._failed is None:
+            return
+        if isinstance(self._failed, (RunError, UserError)):
+            raise self._failed
+        raise self._gone(first_line(self._failed)) from self._failed
+
+    def _gone(self, why: str) -> RunError:
+        return RunError(
+            f"the Ray cluster at {self._gcs[0]}:{self._gcs[1]} is gone ({why}); go on from the last checkpoint with: "
+            f"paceline train --resume {self._config.run_dir}"
         )
-    return "cuda"
+
+    def _take_lost(self) -> list[Report]:
+        with self._lock:
+            out, self._losses = self._losses, []
+        return out
+
+    def _take_answers(self, seconds: float) -> list[Report]:
+        with self._lock:
+            questions = list(self._asked)
+        if not questions:
+            time.sleep(seconds)
+            return []
+        answered, _ = self._ray.wait(questions, num_returns=len(questions), timeout=0)
+        if not answered and seconds:
+            answered, _ = self._ray.wait(questions, num_returns=1, timeout=seconds)
+        return [report for question in answered for report in self._answer(question)]
+
+    def _answer(self, question: Any) -> list[Report]:
+        errors = self._ray.exceptions
+        with self._lock:
+            if question not in self._asked:  # given up meanwhile
+                return []
+            worker, life = self._asked[question]
+        try:
+            reports: list[Report] = self._ray.get(question, timeout=ANSWER_S)
+        except errors.GetTimeoutError:  # it is there, but does not come: asked for again, until the worker is given up
+            return []
+        except errors.RayError as err:
+            if isinstance(err, errors.RayActorError) and "creation task" not in str(err):
+                self._lose(worker, life)
+                return self._take_lost()
+            with self._lock:  # an error, not a death: the same would happen again
+                self._forget(worker, life)
+            return [Failed(worker, life, None, "error", str(err))]
+        with self._lock:
+            del self._asked[question]
+            self._asked[self._actors[worker].reports.remote()] = (worker, life)
+        return reports
+
+    def _lose(self, worker: int, life: int) -> None:
+        """Told once, at the next occasion."""
+        with self._lock:
+            if (worker, life) in self._lost:
+                return
+            self._lost.add((worker, life))
+            self._losses.append(Lost(worker, life))
+            self._forget(worker, life)
+            actor = self._actors.get(worker)
+        if actor is not None:
+            self._work.put(lambda: self._ray.kill(actor))
+
+    def _forget(self, worker: int, life: int) -> None:
+        self._asked = {question: who for question, who in self._asked.items() if who != (worker, life)}
+
+    def _where_is(self, worker: int) -> tuple[str, str, int]:
+        end = time.monotonic() + ANSWER_S
+        while worker not in self._where and time.monotonic() < end:
+            time.sleep(0.01)
+        if worker not in self._where:
+            raise TimeoutError(f"worker {worker} has not been started within {ANSWER_S:.0f} s")
+        return self._ray.get(self._where[worker], timeout=max(end - time.monotonic(), 0.1))
+
+    # The end
+
+    def _try(self, work: Callable[[], object]) -> None:
+        """For what would be good, but is not worth waiting for."""
+        try:
+            within(CLOSE_S / 2, work)
+        except (TimeoutError, self._ray.exceptions.RayError, RuntimeError, ValueError):
+            return
+
+    def _end(self, actors: list[Any]) -> None:
+        """Needs nothing but connections: those that have one end, though Ray may be gone."""
+        if actors:
+            self._ray.wait([actor.end.remote() for actor in actors], num_returns=len(actors), timeout=END_S)
+
+    def _leave(self) -> None:
+        if not self._own:
+            return
+        try:
+            within(CLOSE_S, self._ray.shutdown)
+        except TimeoutError:  # its head is gone; it would be tried again when the process ends
+            atexit.unregister(self._ray.shutdown)
