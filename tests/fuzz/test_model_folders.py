@@ -150,7 +150,7 @@ def test_the_folders_work_undamaged(bases, tmp_path):
 
 
 def test_damaged_model_folders(bases, tmp_path):
-    run(range(60), bases, tmp_path)
+    run(range(150), bases, tmp_path)
 
 
 @pytest.mark.soak
