@@ -118,6 +118,8 @@ class Cluster:
                         f"the workers could not meet ({err.reason()}); each must reach all others and the driver at "
                         f"{self.transport.host}, see docs/workers.md"
                     ) from err
+        if places := self.transport.places():
+            self.note("workers: " + ", ".join(f"{worker} on {place}" for worker, place in sorted(places.items())))
         assert self._facts is not None
         return self._facts
 

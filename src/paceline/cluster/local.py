@@ -60,6 +60,9 @@ class LocalProcesses:
     def pid(self, worker: int) -> int:
         return self._workers[worker].child.pid
 
+    def places(self) -> dict[int, str]:
+        return {}
+
     def close(self) -> None:
         for worker in self._workers.values():
             worker.child.kill()  # all at once, before any is waited for

@@ -218,7 +218,7 @@ class RayActors:
                 return self._take_lost()
             with self._lock:  # an error, not a death: the same would happen again
                 self._forget(worker, life)
-            return [Failed(worker, life, None, "error", str(err))]
+            return [Failed(worker, life, None, "starting", "error", first_line(err), str(err))]
         with self._lock:
             del self._asked[question]
             self._asked[self._actors[worker].reports.remote()] = (worker, life)
