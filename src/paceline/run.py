@@ -44,6 +44,7 @@ from paceline.writing import remove_unfinished, write_aside
 
 STATE = "state.json"
 LOGS = ("metrics.jsonl", "samples.jsonl", "answers.jsonl", "decisions.jsonl")
+FILES = ("config.yaml", *LOGS, "timeline.json", "rewards.log", "workers.log")
 CHECKPOINT = re.compile(r"step-([0-9]{1,18})")
 OLD = re.compile(r"\.old-(step-[0-9]{1,18})")
 """A checkpoint while the one that replaces it takes its name."""
@@ -80,8 +81,8 @@ class Run:
         self.folder = folder
         self.config = config
         self.checkpoints = folder / "checkpoints"
-        self.made = False
-        """Whether the folder was not there before."""
+        self._before: frozenset[str] | None = frozenset(FILES)
+        """What was in the folder before the run was created, which `discard` leaves alone; None if there was none."""
 
     @classmethod
     def create(cls, config: Config) -> Run:
@@ -93,8 +94,11 @@ class Run:
                 "or name another run_dir"
             )
         run = cls(folder, config.model_copy(update={"run_dir": str(folder)}))
-        run.made = not os.path.lexists(folder)
         try:
+            run._before = frozenset(os.listdir(folder)) if os.path.lexists(folder) else None
+            left = [name for name in (*LOGS, "timeline.json") if name in (run._before or ())]
+            if left := left or [path.name for path in run._by_step()]:
+                raise UserError(f"{folder} has no config.yaml, but {left[0]} of another run; name another run_dir")
             run.checkpoints.mkdir(parents=True, exist_ok=True)
             text = yaml.safe_dump(run.config.model_dump(mode="json"), sort_keys=False)
             write_aside(folder / "config.yaml", text)
@@ -117,11 +121,13 @@ class Run:
 
     def discard(self) -> None:
         """Take back what `create` has made, and nothing else: the folder may have been there before."""
-        if self.made:
+        if self._before is None:
             shutil.rmtree(self.folder, ignore_errors=True)
             return
-        with contextlib.suppress(OSError):
-            (self.folder / "config.yaml").unlink()
+        for name in FILES:
+            if name not in self._before:
+                (self.folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it has something in it, which is not ours
             self.checkpoints.rmdir()
 
     def newest_checkpoint(self) -> Path | None:
