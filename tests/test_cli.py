@@ -255,12 +255,28 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint(tmp_path, workers):
     assert [row["step"] for row in rows(run)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_full_disk_under_the_log(tmp_path):
+def test_a_full_disk_under_the_log(tmp_path, capsys, monkeypatch):
+    """What opening the log gives is /dev/full: a write to it fails as on a full disk. A link to it would be refused."""
+
+    def open_full(file: Path) -> int:
+        return os.open("/dev/full", os.O_WRONLY) if file.name == "metrics.jsonl" else open_to_append(file)
+
+    from paceline.writing import open_to_append
+
+    monkeypatch.setattr("paceline.writing.open_to_append", open_full)
+    assert here("train", *QUICK, f"run_dir={tmp_path / 'run'}") == 1
+    said = capsys.readouterr().err
+    assert "No space left" in said and said.count("\n") == 1
+
+
+def test_what_is_left_of_another_run_is_not_written_over(tmp_path, capsys):
     run = tmp_path / "run"
     run.mkdir()
     (run / "metrics.jsonl").symlink_to("/dev/full")
-    done = paceline("train", *QUICK, f"run_dir={run}")
-    assert done.returncode == 1 and "No space left" in done.stderr and done.stderr.count("\n") == 1
+    assert here("train", *QUICK, f"run_dir={run}") == 2
+    said = capsys.readouterr().err
+    assert "but metrics.jsonl of another run; name another run_dir" in said and said.count("\n") == 1
+    assert os.listdir(run) == ["metrics.jsonl"]
 
 
 def test_the_live_view_in_a_terminal(tmp_path):

@@ -97,21 +97,31 @@ class Run:
         try:
             folder = folder if config.run_dir else _fresh(folder, task)
             run = cls(folder, config.model_copy(update={"run_dir": str(folder)}))
-            run._found = {path.name for path in folder.iterdir()} if config.run_dir and folder.exists() else None
+            run._found = set(os.listdir(folder)) if config.run_dir and os.path.lexists(folder) else None
             folder.mkdir(parents=True, exist_ok=True)
             run.lock()
-            if os.path.lexists(folder / CONFIG):
+            if problem := run._taken():
                 run.unlock()
-                raise UserError(
-                    f"{folder} holds a run already; go on with it by `paceline train --resume {folder}`, "
-                    "or name another run_dir"
-                )
+                raise UserError(problem)
             run.checkpoints.mkdir(exist_ok=True)
             write_aside(folder / CONFIG, _dump(run.config))
         except OSError as err:
             shown = reading.shorten(str(folder), 200)
             raise UserError(f"the run directory {shown} cannot be written: {err.strerror}") from err
         return run
+
+    def _taken(self) -> str | None:
+        """Why no run can begin here, if none can: nothing of another one is written over."""
+        if os.path.lexists(self.folder / CONFIG):
+            return (
+                f"{self.folder} holds a run already; go on with it by `paceline train --resume {self.folder}`, "
+                "or name another run_dir"
+            )
+        left = [name for name in (*LOGS, "timeline.json") if name in (self._found or ())]
+        left = left or [path.name for path in self._by_step()]
+        if left:
+            return f"{self.folder} has no config.yaml, but {left[0]} of another run; name another run_dir"
+        return None
 
     @classmethod
     def open(cls, folder: Path) -> Run:

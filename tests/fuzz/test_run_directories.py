@@ -119,7 +119,7 @@ def fuzz(finished: Path, folder: Path, count: int, seed: int, capsys) -> Counter
         out.mkdir()
         if dice.random() < 0.7:
             file = run / "config.yaml"
-            file.write_text(file.read_text().replace("steps: 2", "steps: 3"))
+            file.write_text(file.read_text().replace("\nsteps: 2\n", "\nsteps: 3\n"))
         what = []
         for _ in range(dice.choice((1, 1, 1, 3))):
             if dice.random() < 0.1:
@@ -163,10 +163,10 @@ def nothing_is_lost(before: dict[str, bytes], after: dict[str, bytes]) -> None:
 
 def test_damaged_run_directories(finished, tmp_path, capsys):
     done = fuzz(finished, tmp_path, 40, seed=0, capsys=capsys)
-    assert min(done["report", 0], done["report", 2], done["train", 0], done["train", 2]) >= 5, done
+    assert min(done["report", 0], done["report", 2], done["train", 0], done["train", 2]) >= 8, done
 
 
 @pytest.mark.soak
 def test_many_damaged_run_directories(finished, tmp_path, capsys):
     done = fuzz(finished, tmp_path, 500, seed=1, capsys=capsys)
-    assert min(done["report", 0], done["report", 2], done["train", 0], done["train", 2]) >= 50, done
+    assert min(done["report", 0], done["report", 2], done["train", 0], done["train", 2]) >= 100, done
