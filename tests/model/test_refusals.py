@@ -112,7 +112,7 @@ WEIGHTS = {
     "pipe": (lambda f: pipe(f / SHARD), "not an ordinary file"),
     "layers": (lambda f: edit(f / CONFIG, num_hidden_layers=10**12), "'num_hidden_layers' = 1000000000000"),
     "more layers": (lambda f: edit(f / CONFIG, num_hidden_layers=4000), "implies .* weights, but its files hold"),
-    "wide": (lambda f: edit(f / CONFIG, hidden_size=2**20), "implies .* weights, but its files hold"),
+    "wide": (lambda f: edit(f / CONFIG, hidden_size=2**20), "has shape .* but config.json implies"),
     "code": (lambda f: edit(f / CONFIG, auto_map={"AutoModel": "m.M"}), "Python code of its own"),
 }
 

@@ -96,7 +96,7 @@ def check_model(folder: Path) -> dict[str, Stored]:
     config = read_config(folder)
     found = inventory(folder)
     held = sum(stored.count for stored in found.values())
-    if config.parameters > held:  # also keeps a damaged number of layers from being built
+    if config.parameters > held and config.layers > len(found):  # so many layers are not even described
         raise UserError(
             f"the config.json of {folder} implies {config.parameters:,} weights, but its files hold {held:,}; "
             "is the download complete, and the config its own?"
