@@ -25,6 +25,9 @@ MAX_DEPTH = 100
 MAX_NODES = 200_000
 """Of a YAML document with its aliases written out: a few lines of aliases can stand for billions of values."""
 
+MAX_NAME = 255
+"""Bytes of a file's name; file systems know no longer ones."""
+
 T = TypeVar("T")
 
 
@@ -130,10 +133,24 @@ def check(kind: type[T], value: Any, where: str) -> T:
         raise UserError(f"'{key or 'the value'}'{given} in {where} does not work: {problem}") from err
 
 
+def named_path(text: str) -> Path:
+    """A path as a user wrote it, whether there is anything or not; refused if the system cannot even look it up."""
+    path = Path(text)
+    try:
+        path = path.expanduser()
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return path
+    except (OSError, ValueError, RuntimeError) as err:  # RuntimeError: the home of a user that does not exist
+        raise UserError(f"{_shown(path)} cannot be looked up: {_reason(err)}") from err
+    return path
+
+
 def inside(folder: Path, name: str) -> Path:
     """The file `name` of a folder, which must lie in it: a name that leads elsewhere, by its path or by a link, is
     refused. The hub's own cache is made of links from `snapshots/X/` to `blobs/` beside it, which are followed."""
-    if not name or "\0" in name or Path(name).is_absolute() or len(Path(name).parts) != 1 or name in (".", ".."):
+    plain = len(Path(name).parts) == 1 and not Path(name).is_absolute() and name not in (".", "..")
+    if not plain or "\0" in name or len(name.encode("utf-8", "surrogatepass")) > MAX_NAME:
         raise UserError(f"{folder} names the file {shorten(repr(name))}, which is not a file of that folder")
     try:
         home, file = folder.resolve(), (folder / name).resolve()

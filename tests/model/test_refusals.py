@@ -106,6 +106,7 @@ WEIGHTS = {
     "damaged": (lambda f: retensor(f / SHARD, spoil(1e38)), "holds the value .*is the file damaged"),
     "absolute": (lambda f: remap(f, str(f.parent / "outside" / SHARD)), "not a file of that folder"),
     "above": (lambda f: remap(f, f"../outside/{SHARD}"), "not a file of that folder"),
+    "long name": (lambda f: remap(f, "m" * 5000 + ".safetensors"), "not a file of that folder"),
     "config as weights": (lambda f: remap(f, CONFIG), "not a .safetensors file"),
     "other file": (lambda f: remap(f, "model-00001-of-00005.safetensors"), "does not hold it"),
     "double": (doubled, "index.json says that it is in"),
