@@ -15,7 +15,7 @@ from paceline.draft.vocabulary import choose_tokens
 from paceline.errors import UserError
 from paceline.model import Decoder
 from paceline.model.checkpoint import find_model
-from paceline.reading import inside
+from paceline.reading import inside, named_path
 from paceline.rollout import Engine, EngineSettings, Sampling
 from paceline.rollout.pages import GPU_KV_SHARE
 from paceline.rollout.stops import Decode
@@ -102,10 +102,10 @@ def find_drafter(name: str | None, model_path: str) -> Path | None:
     if name is None or name == "none":
         return None
     if name != "auto":
-        if not Path(name).is_dir():
+        if not named_path(name).is_dir():
             raise UserError(
                 f"no drafter at {name}: train one with `paceline draft train`, or set speculation.drafter=auto"
             )
-        return Path(name)
+        return named_path(name)
     model = find_model(model_path)
     return inside(model, DRAFTER) if (model / DRAFTER / "config.json").is_file() else None

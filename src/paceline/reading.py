@@ -31,6 +31,9 @@ MAX_NODES = 200_000
 MAX_BITS = 1023
 """Of a whole number: such a one is finite as a floating-point number too, and can be written into a sentence."""
 
+MAX_NAME = 255
+"""Bytes of a file's name; file systems know no longer ones."""
+
 T = TypeVar("T")
 
 
@@ -187,10 +190,24 @@ def read_tensors(file: Path, device: str = "cpu") -> dict[str, Tensor]:
     return tensors
 
 
+def named_path(text: str) -> Path:
+    """A path as a user wrote it, whether there is anything or not; refused if the system cannot even look it up."""
+    path = Path(text)
+    try:
+        path = path.expanduser()
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return path
+    except (OSError, ValueError, RuntimeError) as err:  # RuntimeError: the home of a user that does not exist
+        raise UserError(f"{_shown(path)} cannot be looked up: {_reason(err)}") from err
+    return path
+
+
 def inside(folder: Path, name: str) -> Path:
     """The file `name` of a folder, which must lie in it: a name that leads elsewhere, by its path or by a link, is
     refused. The hub's own cache is made of links from `snapshots/X/` to `blobs/` beside it, which are followed."""
-    if not name or "\0" in name or Path(name).is_absolute() or len(Path(name).parts) != 1 or name in (".", ".."):
+    plain = len(Path(name).parts) == 1 and not Path(name).is_absolute() and name not in (".", "..")
+    if not plain or "\0" in name or len(name.encode("utf-8", "surrogatepass")) > MAX_NAME:
         raise UserError(f"{folder} names the file {shorten(repr(name))}, which is not a file of that folder")
     home = Path(os.path.realpath(folder))  # unlike `resolve` it does not mind links in a circle
     file = Path(os.path.realpath(folder / name))

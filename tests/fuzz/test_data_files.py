@@ -186,6 +186,9 @@ def test_what_is_no_file_is_refused_at_once(tmp_path):
     (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
     with open(tmp_path / "huge.jsonl", "wb") as file:
         file.truncate(2**40)  # holes: no such file fits, but it takes no room
+    for name in ("x" * 5000 + ".jsonl", "~nobody-of-that-name/d.jsonl", "a\0b.jsonl"):
+        with pytest.raises(UserError, match="cannot be looked up"):
+            make_task(TaskConfig(name=name), 0, "chat")
     for file in sorted(tmp_path.iterdir()):
         with deadline(), pytest.raises(UserError, match=file.name):
             make_task(TaskConfig(name=str(file)), 0, "chat")

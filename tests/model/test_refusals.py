@@ -106,13 +106,14 @@ WEIGHTS = {
     "damaged": (lambda f: retensor(f / SHARD, spoil(1e38)), "holds the value .*is the file damaged"),
     "absolute": (lambda f: remap(f, str(f.parent / "outside" / SHARD)), "not a file of that folder"),
     "above": (lambda f: remap(f, f"../outside/{SHARD}"), "not a file of that folder"),
+    "long name": (lambda f: remap(f, "m" * 5000 + ".safetensors"), "not a file of that folder"),
     "config as weights": (lambda f: remap(f, CONFIG), "not a .safetensors file"),
     "other file": (lambda f: remap(f, "model-00001-of-00005.safetensors"), "does not hold it"),
     "double": (doubled, "index.json says that it is in"),
     "pipe": (lambda f: pipe(f / SHARD), "not an ordinary file"),
     "layers": (lambda f: edit(f / CONFIG, num_hidden_layers=10**12), "'num_hidden_layers' = 1000000000000"),
     "more layers": (lambda f: edit(f / CONFIG, num_hidden_layers=4000), "implies .* weights, but its files hold"),
-    "wide": (lambda f: edit(f / CONFIG, hidden_size=2**20), "implies .* weights, but its files hold"),
+    "wide": (lambda f: edit(f / CONFIG, hidden_size=2**20), "has shape .* but config.json implies"),
     "code": (lambda f: edit(f / CONFIG, auto_map={"AutoModel": "m.M"}), "Python code of its own"),
 }
 

@@ -10,7 +10,7 @@ from paceline.config import Config
 from paceline.draft.eagle3 import is_drafter
 from paceline.errors import UserError
 from paceline.model.checkpoint import EMBEDDED, find_model
-from paceline.reading import inside, read_object
+from paceline.reading import inside, named_path, read_object
 from paceline.run import Run
 
 
@@ -36,7 +36,7 @@ class Source:
 def find_source(what: str, model: str | None = None) -> Source:
     """`what` is a run, one of its checkpoints, a model with a drafter beside it, or a drafter; `model` names the policy
     of a drafter that lies elsewhere."""
-    path = EMBEDDED if what == "embedded" else Path(what).expanduser()
+    path = EMBEDDED if what == "embedded" else named_path(what)
     if model is not None and (path / "config.yaml").is_file():
         raise UserError(f"--model names the policy of a drafter, but {what} is a run and has its own")
     if (path / "config.yaml").is_file():

@@ -24,7 +24,7 @@ from paceline.model.weights import (
     inventory,
     read_weights,
 )
-from paceline.reading import inside, read_object, shorten
+from paceline.reading import inside, named_path, read_object, shorten
 
 EMBEDDED = Path(__file__).parents[1] / "embedded"
 SHARD_BYTES = 5 * 10**9
@@ -34,16 +34,10 @@ def find_model(path: str) -> Path:
     """The folder of a model: `embedded`, a folder, or a hub id, which is downloaded."""
     if path == "embedded":
         return EMBEDDED
-    if "\0" in path:
-        raise UserError(f"model.path = {shorten(repr(path))} is not a name that a folder can have")
-    try:
-        folder = Path(path).expanduser()
-        if folder.is_dir():
-            return folder
-        exists = folder.exists()
-    except (OSError, RuntimeError) as err:  # RuntimeError: a home that nobody has
-        raise UserError(f"model.path = '{shorten(path)}' cannot be looked up: {shorten(str(err))}") from err
-    if exists:
+    folder = named_path(path)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
         raise UserError(f"{path} is a file; a model is a folder with config.json and .safetensors files")
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise UserError(f"no model folder at {path}; name a folder, a hub id such as owner/name, or 'embedded'")
@@ -96,7 +90,7 @@ def check_model(folder: Path) -> dict[str, Stored]:
     config = read_config(folder)
     found = inventory(folder)
     held = sum(stored.count for stored in found.values())
-    if config.parameters > held:  # also keeps a damaged number of layers from being built
+    if config.parameters > held and config.layers > len(found):  # so many layers are not even described
         raise UserError(
             f"the config.json of {folder} implies {config.parameters:,} weights, but its files hold {held:,}; "
             "is the download complete, and the config its own?"

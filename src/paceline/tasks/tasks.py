@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.errors import UserError
-from paceline.reading import shorten
+from paceline.reading import named_path, shorten
 from paceline.tasks.countdown import Countdown, Style
 from paceline.tasks.datasets import DataSet, Rows, read_file, read_hub
 from paceline.tasks.gym import Gym
@@ -28,7 +28,7 @@ def make_task(config: TaskConfig, seed: int, style: Style) -> Task:
     if name.startswith("hub:"):
         rows = read_hub(name.removeprefix("hub:"), config.split)
     elif Path(name).suffix in (".jsonl", ".json", ".parquet"):
-        rows = read_file(Path(name).expanduser())
+        rows = read_file(named_path(name))
     else:
         raise UserError(
             f"task.name = '{shorten(name, 200)}' is not a task: use countdown, gym:NAME, hub:ID, "
