@@ -12,7 +12,8 @@ The same run is made four times from the same start, with the same prompts:
 Guesses come from the neural drafter alone. MODEL is `embedded`, or a folder made on a GPU with
 
     python benchmarks/make_reasoner.py --preset 100m --minutes 2.6 --out MODEL
-    paceline draft train --model MODEL --minutes 0.8 --answers 3000 --window 128 --out MODEL/drafter
+    paceline draft train --model MODEL --minutes 0.8 --answers 3000 --window 128 --out MODEL/drafter \\
+        --set rollout.max_tokens=700
 
 In a run the tuner picks the strategies, and tokens per check depend on what it picks. So every --probe-every steps the
 policy and the drafter of each run are kept, and afterwards each pair answers the same few prompts, which no run has
@@ -138,7 +139,7 @@ def settings_of(args: argparse.Namespace, arm: str) -> Config:
         "speculation.suffix=false", "log.tensorboard=false", "log.samples=1",
         f"checkpoint.every={args.probe_every}", f"checkpoint.keep={args.steps + 1}",
     ]  # fmt: skip
-    return load_config(None, [*words, *ARMS[arm], *args.set])
+    return load_config("default", [*words, *ARMS[arm], *args.set])
 
 
 class Watcher(LiveView):

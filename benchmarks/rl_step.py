@@ -73,7 +73,7 @@ def settings_of(args: argparse.Namespace, folder: Path) -> Config:
         f"learn.micro_tokens={args.micro_tokens}", "learn.optimizer_dtype=bfloat16",
         "learn.activation_checkpointing=true", "checkpoint.every=0", "log.tensorboard=false",
     ]  # fmt: skip
-    return load_config(None, [*words, *args.set])
+    return load_config("default", [*words, *args.set])
 
 
 class Watcher(LiveView):

@@ -5,7 +5,8 @@
 MODEL answers Countdown problems: `embedded`, or one made on a GPU with
 
     python benchmarks/make_reasoner.py --preset 100m --minutes 4 --out MODEL
-    paceline draft train --model MODEL --answers 4000 --minutes 1.5 --window 128 --out MODEL/drafter
+    paceline draft train --model MODEL --answers 4000 --minutes 1.5 --window 128 --out MODEL/drafter \\
+        --set rollout.max_tokens=700
 
 Each batch size gets more requests than fit, so that the batch stays full; only rounds with a full batch count, and none
 in which a graph was captured. Strategies take turns, --repeat times; figures are medians. The tuner is then compared

@@ -86,7 +86,7 @@ def run_arm(args: argparse.Namespace, arm: str) -> dict:
         words.append(f"cluster.workers_per_gpu={args.workers}")
     started = time.perf_counter()
     try:
-        command = [sys.executable, "-m", "paceline", "train", *words]
+        command = [sys.executable, "-m", "paceline", "train", "default", *words]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=args.seconds)
         if done.returncode:
             log = folder / "workers.log"

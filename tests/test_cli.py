@@ -49,6 +49,7 @@ def test_train_leaves_a_whole_run(tmp_path, capsys):
     done = paceline("train", *QUICK, f"run_dir={run}", "log.tensorboard=true")
     assert done.returncode == 0, done.stderr
     assert "step 4/4" in done.stdout and "by thirds" in done.stdout
+    assert done.stdout.startswith("settings: the recipe default (the embedded reasoner on Countdown)\n")
     assert str(run) in re.sub(r"\s", "", done.stdout), "the path may be folded, but it is whole"
     metrics = rows(run)
     assert [row["step"] for row in metrics] == [1, 2, 3, 4]

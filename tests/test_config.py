@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.config import describe_settings, load_config, recipe_names
+from paceline.config import Config, describe_recipe, describe_settings, load_config, recipe_names
 from paceline.errors import UserError
 from paceline.learn.algorithms import PRESETS, resolve
 
@@ -33,6 +33,38 @@ def test_overrides_come_last(tmp_path):
         "float64",
     )
     assert config.rollout.prompts == 16, "what nobody names keeps its default"
+
+
+EMBEDDED = "settings: the recipe default (the embedded reasoner on Countdown)"
+NONE = "settings: the defaults, no recipe"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "said"),
+    [
+        (None, [], EMBEDDED),
+        (None, ["steps=5"], EMBEDDED),
+        (None, ["task.name=data.jsonl", "model.dtype=float64"], EMBEDDED),
+        (None, ["model.path=embedded"], EMBEDDED),
+        (None, ["model={dtype: float64}"], EMBEDDED),
+        (None, ["model.path=mine", "model.path='embedded'"], EMBEDDED),
+        (None, ["model.path=mine"], NONE),
+        (None, ["steps=5", "model={path: owner/name}"], NONE),
+        ("default", ["model.path=mine"], EMBEDDED),
+    ],
+)
+def test_the_recipe_of_the_embedded_model_is_for_no_other(recipe, overrides, said):
+    assert describe_recipe(recipe, overrides) == said
+    config = load_config(recipe, overrides)
+    if said == NONE:
+        assert config.learn == Config().learn and config.rollout == Config().rollout
+        assert config.steps == (5 if "steps=5" in overrides else 100)
+    else:
+        assert config.learn == load_config("default").learn and config.learn.lr > Config().learn.lr
+
+
+def test_a_recipe_that_was_named_is_told(tmp_path):
+    assert describe_recipe("mine.yaml", ["model.path=x"]) == "settings: the recipe mine.yaml"
 
 
 def test_lists_and_nulls_on_the_command_line():
@@ -103,3 +135,49 @@ def test_algorithms_fill_in_what_is_null(algorithm):
     config = resolve(load_config(None, [f"learn.algorithm={algorithm}", "learn.aggregate=null", "learn.clip_low=0.1"]))
     assert config.learn.clip_low == 0.1 and config.learn.aggregate == PRESETS[algorithm].aggregate
     assert None not in (config.learn.clip_high, config.learn.dynamic_sampling, config.learn.overlong_buffer)
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("learn.lr=.inf", "'learn.lr' = inf on the command line does not work: it should be a finite number"),
+        ("learn.lr=.nan", "a finite number"),
+        ("learn.lr=1e999", "a finite number"),
+        ("learn.betas=[2, -1]", "'learn.betas.0' = 2 on the command line does not work: it should be less than 1"),
+        ("rollout.temperature=.inf", "a finite number"),
+        ("rollout.temperature=off", "YAML takes what was written for false"),
+        ("rollout.stop=['']", "'rollout.stop.0' = '' on the command line does not work: it should have at least 1"),
+        ("rollout.prompts=1000000", "is more than 1,048,576 answers per step"),
+        ("reward.functions=[{function: math, weight: .nan}]", "'reward.functions.0.weight' = nan"),
+        ("reward.timeout_s=1e9", "less than or equal to"),
+        ("cluster.workers=100000", "less than or equal to 1024"),
+        ("task.options={a: {b: [.inf]}}", "it holds a number that is not finite"),
+        ("task.options={a: 2001-01-01}", "it holds a date"),
+        ("task.options={1: 2}", "the key 1 in the value of 'task.options' on the command line is not text"),
+        ("speculation.strategies=[neural:5, fast]", "'fast' is not a strategy"),
+        ("speculation.strategies=[neural:99]", "strategy 'neural:99' does not work"),
+        ("seed=0x" + "f" * 5000, "a whole number with hundreds of digits"),
+        ("steps=2001-99-99", "cannot be read: month must be in 1..12"),
+        ("model.path=''", "at least 1 character"),
+        ('model.path="a\\0b"', "a zero byte"),
+        ("task.system=\udcff", "not valid YAML"),
+        ("a\nb=1", "'a b' is not the name of a setting"),
+        ("rollout.samples." + "x." * 30 + "y=1", "no setting has a name of 33 parts"),
+    ],
+)
+def test_values_that_mean_nothing(override, problem):
+    with pytest.raises(UserError) as err:
+        load_config(None, [override])
+    assert problem in str(err.value) and "\n" not in str(err.value)
+
+
+def test_numbers_without_a_dot_are_numbers_and_names_stay_names():
+    config = load_config(None, ["steps=1e3", "learn.lr=1e-5", "task.options={rate: 1e-3}", "run_dir='2024'"])
+    assert (config.steps, config.learn.lr, config.task.options) == (1000, 1e-5, {"rate": 1e-3})
+    assert config.run_dir == "2024"
+
+
+def test_a_section_without_entries_is_empty(tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("rollout:\n")
+    assert load_config(str(recipe), ["rollout.samples=3"]).rollout.samples == 3

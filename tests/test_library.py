@@ -70,7 +70,7 @@ def test_stops_and_greedy(engine):
 MISTAKES = {
     "one prompt": (lambda e: e.generate("Make 3 from 1 2.\n"), "put it in brackets"),
     "one conversation": (lambda e: e.generate([{"role": "user", "content": "hi"}]), "put it in brackets"),
-    "empty": (lambda e: e.generate(["x", ""]), "prompt 1 is empty"),
+    "empty": (lambda e: e.generate(["x", ""]), r"prompts\[1\] has an empty prompt"),
     "unknown": (lambda e: e.generate(PROMPTS, temprature=1.0), "temprature"),
     "impossible": (lambda e: e.generate(PROMPTS, top_p=0.0), "top_p"),
 }

@@ -10,11 +10,13 @@ from paceline.config import load_config
 from paceline.errors import UserError
 from paceline.learn.algorithms import resolve
 from paceline.learn.learner import Learner
-from paceline.memory import Room, check_fit, filled, machine_memory, plan_memory
+from paceline.machine import machine_memory
+from paceline.memory import Room, check_fit, filled, plan_memory
 from paceline.model import DecoderConfig, load_model
 from paceline.model.attention import PackedAttention
 from paceline.model.checkpoint import EMBEDDED, read_config
 from paceline.rollout import Engine
+from paceline.rollout.pages import affordable_pages
 
 from .conftest import tiny_model
 from .test_cli import here
@@ -160,3 +162,27 @@ def test_what_does_not_fit_is_refused_before_it_starts(tmp_path, capsys, monkeyp
     said = capsys.readouterr().err
     assert "this run needs about" in said and "this machine has 0.1" in said and said.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_more_memory_for_pages_than_the_machine_has_is_refused(tmp_path, capsys, monkeypatch):
+    """Although pages take no more than the batch can use, so that the plan itself would fit."""
+    monkeypatch.setattr("paceline.memory.machine_memory", lambda: 24 * 10**9)
+    for words, problem in {
+        "rollout.kv_memory_gb=500": "rollout.kv_memory_gb = 500 is more than this machine has, 24.0 GB; lower it",
+        "speculation.suffix_mb=30000": "suffix_mb = 30000, 31.5 GB for every worker, is more than this machine has",
+        "spot.buffer_mb=30000": "spot.buffer_mb = 30000, 31.5 GB for every worker, is more than this machine has, 24.0",
+    }.items():
+        assert here("train", "cluster.workers=1", words, f"run_dir={tmp_path / 'run'}") == 2
+        said = capsys.readouterr().err
+        assert problem in said and said.count("\n") == 1
+        assert not (tmp_path / "run").exists()
+    assert here("plan", "cluster.workers=2", "rollout.kv_memory_gb=20") == 2
+    assert "= 20 for each of 2 engines is more than" in capsys.readouterr().err
+
+
+def test_pages_of_an_engine_without_a_plan_fit_into_the_machine(monkeypatch):
+    monkeypatch.setattr("paceline.rollout.pages.machine_memory", lambda: 10**9)
+    cpu = torch.device("cpu")
+    assert affordable_pages(500, 10**6, 2 * 10**9, cpu) == 500, "what is not wanted is not taken"
+    with pytest.raises(UserError, match=r"KV pages would take 1\.5 GB, but this machine has 1 GB"):
+        affordable_pages(1500, 10**6, 2 * 10**9, cpu)

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.config import Config
 
 MARK = "<!-- every setting -->"
+MISTAKE = 10**6  # bounds from here on only stop slips of the pen, and would hide what matters
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
@@ -74,6 +75,8 @@ def kind(field: dict) -> str:
 
 
 def _bounds(field: dict) -> str:
+    if field.get("maximum", 0) >= MISTAKE:
+        field = {key: value for key, value in field.items() if key != "maximum"}
     said = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
     return "".join(f" {word} {_number(field[key])}" for key, word in said.items() if key in field)
 

@@ -15,6 +15,7 @@ from paceline.draft.vocabulary import choose_tokens
 from paceline.errors import UserError
 from paceline.model import Decoder
 from paceline.model.checkpoint import find_model
+from paceline.reading import inside
 from paceline.rollout import Engine, EngineSettings, Sampling
 from paceline.rollout.pages import GPU_KV_SHARE
 from paceline.rollout.stops import Decode
@@ -106,5 +107,5 @@ def find_drafter(name: str | None, model_path: str) -> Path | None:
                 f"no drafter at {name}: train one with `paceline draft train`, or set speculation.drafter=auto"
             )
         return Path(name)
-    beside = find_model(model_path) / DRAFTER
-    return beside if (beside / "config.json").is_file() else None
+    model = find_model(model_path)
+    return inside(model, DRAFTER) if (model / DRAFTER / "config.json").is_file() else None

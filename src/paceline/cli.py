@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
-from paceline.errors import RunError, UserError
+from paceline.errors import RunError, Stopped, UserError
+
+
+class Commands(TyperGroup):
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as err:  # Ctrl-C where nothing is to be saved, or a second one
+            stopped = Stopped(str(err) or "stopped")
+            stopped.exit_code = getattr(err, "exit_code", stopped.exit_code)
+            raise stopped from err
+
 
 app = typer.Typer(
+    cls=Commands,
     help="Reinforcement learning for reasoning language models without waiting for the slowest answer.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -42,7 +57,7 @@ def train(
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this directory.")] = None,
 ) -> None:
     """Train a policy. Without arguments: the embedded reasoner on Countdown."""
-    from paceline.config import load_config
+    from paceline.config import describe_recipe, load_config
     from paceline.observe.live import LiveView, summary
 
     recipe, overrides = split_words(words)
@@ -55,6 +70,7 @@ def train(
         config = Run.open(resume).config
     else:
         config = load_config(recipe, overrides)
+        console.print(describe_recipe(recipe, overrides), soft_wrap=True, markup=False)
     from paceline.loop import (
         train as run_training,
     )  # torch and transformers load here, after the settings are checked
@@ -106,12 +122,14 @@ def generate(
 @app.command()
 def compare(words: Words = None) -> None:
     """Roll out every step of a recipe both plainly and adaptively: how much faster is it, and is it the same?"""
-    from paceline.config import load_config
+    from paceline.config import describe_recipe, load_config
 
     config = load_config(*split_words(words))
     from paceline.compare import run_comparison
 
-    run_comparison(config, Console(highlight=False))
+    console = Console(highlight=False)
+    console.print(describe_recipe(*split_words(words)), soft_wrap=True, markup=False)
+    run_comparison(config, console)
 
 
 @app.command()
@@ -120,12 +138,15 @@ def plan(
     compare: Annotated[bool, typer.Option(help="For `paceline compare`, which has an engine for each way.")] = False,
 ) -> None:
     """Show what a run would need of the device's memory, part by part, and whether it fits."""
-    from paceline.config import load_config
+    from paceline.config import describe_recipe, load_config
 
     config = load_config(*split_words(words))
     from paceline.memory import show_plan
 
-    Console(highlight=False).print(show_plan(config, compare))
+    console = Console(highlight=False)
+    table = show_plan(config, compare)
+    console.print(describe_recipe(*split_words(words)), soft_wrap=True, markup=False)
+    console.print(table)
 
 
 @app.command()
@@ -248,8 +269,17 @@ def main() -> None:
     try:
         app()
     except (UserError, RunError) as err:
-        print(f"paceline: {err}", file=sys.stderr)
+        _say_last(f"paceline: {err}")
         sys.exit(err.exit_code)
+
+
+def _say_last(text: str) -> None:
+    """To a terminal that may have gone: the exit code must say what happened all the same."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), sys.stderr.fileno())
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ from paceline.rollout import Completion, Request
 from paceline.rollout.differences import Difference
 from paceline.rollout.stats import EngineStats, Round
 from paceline.run import Run
+from paceline.stopping import Stopping
+from paceline.writing import write_aside
 
 ADAPTIVE, PLAIN, IDLE = "adaptive", "plain", "adaptive, idle workers wait"
 WAYS = {ADAPTIVE: Way("adaptive", True), PLAIN: Way("plain", True), IDLE: Way("twin", True)}
@@ -78,9 +80,9 @@ class Comparison(Trainer):
     look_into: int | None = None
     """Most differences of a step that are explained; all, if None. Each takes a pass in a wider precision."""
 
-    def __init__(self, config: Config, run: Run, view: LiveView | None = None):
+    def __init__(self, config: Config, run: Run, view: LiveView | None = None, stopping: Stopping | None = None):
         self.engines = engines_to_compare(choose_workers(config))
-        super().__init__(config, run, view)
+        super().__init__(config, run, view, stopping=stopping)
         self.ways = [PLAIN, ADAPTIVE, *([IDLE] if self.spot in ("tail", "both") else [])]
         self.way = ADAPTIVE
         self.steps: list[Step] = []
@@ -158,17 +160,19 @@ class Comparison(Trainer):
 def run_comparison(config: Config, console: Console) -> None:
     if config.speculation.mode == "plain":
         raise UserError("speculation.mode=plain leaves nothing to compare; drop that setting")
-    run = Run.create(config)
-    try:
-        trainer = Comparison(run.config, run, LiveView(config, console))
-    except UserError:
-        run.discard()
-        raise
-    trainer.train()
+    stopping = Stopping()
+    with stopping.listening():
+        run = Run.create(config)
+        try:
+            trainer = Comparison(run.config, run, LiveView(config, console), stopping)
+        except UserError:
+            run.discard()
+            raise
+        trainer.train()
     picture = run.folder / "compare.svg"
-    picture.write_text(draw_rollouts(trainer.rounds), encoding="utf-8")
+    write_aside(picture, draw_rollouts(trainer.rounds))
     result = summarize(trainer, str(run.folder))
-    (run.folder / "compare.json").write_text(json.dumps(result, indent=2) + "\n")
+    write_aside(run.folder / "compare.json", json.dumps(result, indent=2) + "\n")
     console.print(_table(result, str(picture)))
     print(json.dumps(result))
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.build import choose_device, find_drafter, make_sampling
-from paceline.config import Config, load_config
+from paceline.config import Config, describe_recipe, load_config
 from paceline.draft.neural import NeuralDrafter, load_drafter, save_drafter
 from paceline.draft.training import Loss
 from paceline.drafters import DEPTH, POSITIONS, Fitted, count_held, drafter_for, fit, write_texts
@@ -107,7 +107,9 @@ def examine(
 
 
 def _load(model: str, task: str, overrides: list[str]) -> tuple[Config, Decoder, Tokenizer]:
-    config = load_config(None, [f"model.path={model}", f"task.name={task}", *overrides])
+    words = [f"model.path={model}", f"task.name={task}", *overrides]
+    config = load_config(None, words)
+    Console(highlight=False).print(describe_recipe(None, words), markup=False)
     device = choose_device(config.model.device)
     return config, load_model(model, config.model.dtype, device), load_tokenizer(model)
 
@@ -119,5 +121,6 @@ def _requests(
     task = make_task(config.task.model_copy(update={"problems": None}), config.seed + seed, style)
     s = make_sampling(config, tokenizer.eos_ids)
     sampling = Sampling(temperature, max_tokens=s.max_tokens, stop_token_ids=s.stop_token_ids)
-    prompts = [tuple(tokenizer.encode_prompt(task.sample(i).prompt)) for i in range(count)]
+    samples = [task.sample(i) for i in range(count)]
+    prompts = [tuple(tokenizer.encode_prompt(sample.prompt, sample.where)) for sample in samples]
     return [Request(i, prompt, sampling, config.seed) for i, prompt in enumerate(prompts)]

@@ -5,19 +5,37 @@ given here; anything else that escapes is a bug and keeps its traceback.
 """
 
 
-class UserError(Exception):
+class Sentence(Exception):
+    """An error whose text is one line, whatever the names and values that it quotes hold."""
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().splitlines())
+
+
+class UserError(Sentence):
     """Bad input, found before any work is done."""
 
     exit_code = 2
 
 
-class RunError(Exception):
+class RunError(Sentence):
     """A run that had to stop. What it had done is saved, and the message says how to go on."""
 
     exit_code = 1
 
 
-class Stopped(RunError):
-    """The user asked for it."""
+class WorkerFailed(Exception):
+    """A worker raised an error. It is not lost, and would raise it again: the run is saved and stops."""
 
-    exit_code = 130
+    def __init__(self, worker: int, sentence: str, trace: str):
+        super().__init__(sentence)
+        self.worker = worker
+        self.trace = trace
+
+
+class Stopped(RunError):
+    """Somebody asked for it: the user with Ctrl-C, or a scheduler with a signal. Shells count such exits from 128."""
+
+    def __init__(self, message: str, signal_number: int = 2):
+        super().__init__(message)
+        self.exit_code = 128 + signal_number

@@ -11,24 +11,24 @@ position), so a run that was killed goes on as if nothing had happened.
 
 from __future__ import annotations
 
-import signal
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.build import make_sampling
+from paceline.build import choose_device, make_sampling
 from paceline.cluster.lengths import Lengths
 from paceline.cluster.make import choose_workers, make_cluster
 from paceline.cluster.messages import Way
 from paceline.cluster.worker import Outcome
 from paceline.config import Config
-from paceline.errors import RunError, Stopped, UserError
+from paceline.decide import decide, decide_for_device, kept
+from paceline.errors import RunError, Stopped, UserError, WorkerFailed
 from paceline.learn.advantages import mixed
 from paceline.learn.algorithms import resolve
 from paceline.learn.packing import Answer
@@ -45,6 +45,7 @@ from paceline.run import Run
 from paceline.spot.learning import when_to_train
 from paceline.spot.trainer import Spell
 from paceline.spot.versions import Versions
+from paceline.stopping import Interrupted, Stopping
 from paceline.tasks import Sample, Task, make_task
 from paceline.tasks.judge import Judge, Verdict
 from paceline.tasks.rewards import Reward, total
@@ -53,10 +54,6 @@ from paceline.tasks.tasks import choose_style
 # Parts of a step that are one span each.
 SPANS = {"reward": REWARD, "update_actor": UPDATE, "train_drafter": TRAIN, "merge_drafter": MERGE}
 SHORT = 1e-4  # seconds: what took less is not worth a span
-
-
-class Interrupted(Exception):
-    """Ctrl-C, noticed at a place where the run can stop."""
 
 
 @dataclass
@@ -86,38 +83,68 @@ class Trainer:
         view: LiveView | None = None,
         task: Task | None = None,
         rewards: Sequence[Reward] | None = None,
+        stopping: Stopping | None = None,
     ):
-        """`task` and `rewards` take the place of those that the settings name."""
-        self.config = config = choose_workers(resolve(config))
+        """`task` and `rewards` take the place of those that the settings name. The run directory is locked until
+        `close`."""
         self.run, self.view = run, view or LiveView(config, quiet=True)
-        self.interrupted = False
-        newest = run.newest_checkpoint()
+        self.stopping = stopping or Stopping()
+        self.stopping.go_on = self._go_on()
+        try:
+            if warning := run.lock():
+                self.view.note(warning)
+            with self.stopping.listening(self.view.note), self.stopping.at_once():
+                self._load(config, task, rewards)
+        except Interrupted as stop:
+            run.unlock()
+            raise self._stopped("stopped while the run was being loaded") from stop
+        except BaseException:
+            run.unlock()
+            raise
+
+    def _load(self, config: Config, task: Task | None, rewards: Sequence[Reward] | None) -> None:
+        run, newest = self.run, self.run.newest_checkpoint()
+        given = run.given(config)
+        config = choose_workers(resolve(run.given(config, kept(newest))))
         source = str(newest) if newest else config.model.path
         self.tokenizer = load_tokenizer(source)
         shape = read_config(find_model(source))
         self.plan = plan_run(config, shape, self.engines)
         if self.plan:
-            self.config = config = filled(config, self.plan)
+            config = filled(config, self.plan)
             self.view.say(self.plan.line())
         style = choose_style(config.task.style, shape.hf, bool(self.tokenizer.hf.chat_template))
+        config = decide(config, shape, style, newest)
+        if config.cluster.backend == "local":
+            config = decide_for_device(config, choose_device(config.model.device))
+        self.config = config
         self.task = task or make_task(config.task, config.seed, style)
         functions = rewards or reward_functions(config, self.task)
-        self.judge = Judge(functions, config.reward.workers, config.reward.timeout_s, run.folder / "rewards.log")
+        r = config.reward
+        self.judge = Judge(functions, r.workers, r.timeout_s, run.folder / "rewards.log", r.start_timeout_s)
         try:
             self.progress = run.restore()
             self.sampling = make_sampling(config, self.tokenizer.eos_ids)
-            self.cluster = make_cluster(config, run.folder, run.newest_checkpoint, self.view.note)
+            self.cluster = make_cluster(config, run, self.view.note)
         except BaseException:
             self.judge.close()
             raise
         try:
-            facts = self.cluster.start()
+            if config.cluster.backend == "ray":  # which only now is there to be asked
+                from paceline.cluster.ray_actors import choose_ray_device
+
+                self.config = decide_for_device(config, torch.device(choose_ray_device(config)))
+            run.write_config(given, self.config, kept(newest))
+            with self.stopping.listening():  # again: Ray sets handlers of its own
+                facts = self.cluster.start()
             self.max_length, self.has_drafter = facts.max_length, facts.has_drafter
             if self.progress.tuner:
                 self.cluster.restore_tuner(self.progress.tuner)
             self.versions = Versions(config.spot, self.progress.drafter_version, self.progress.backoff)
             self.lengths = Lengths(config.rollout.max_tokens / 2)
             self.timeline = Timeline(run.folder / "timeline.json", self.progress.step)
+            self._present = self.progress.step + 1
+            """The step that is being made."""
             self.outcomes: list[Outcome] = []
             """Of the rollouts of the present step, on every worker."""
             self._encode(self.task.sample(0))  # a prompt that cannot work is better found now
@@ -131,40 +158,81 @@ class Trainer:
         """When the drafter is trained."""
         return when_to_train(self.config, self.has_drafter)
 
+    def stop(self) -> None:
+        """Ask the run to stop as Ctrl-C would, from any thread: it is saved, and `train` raises `Stopped`."""
+        self.stopping.ask()
+
     def close(self) -> None:
-        self.judge.close()
-        self.cluster.close()
+        try:
+            self.judge.close()
+        finally:
+            self.cluster.close()
+            self.run.unlock()
 
     def train(self) -> list[dict[str, float]]:
         """Run all remaining steps; returns the metrics of the whole run, step by step."""
+        try:
+            with self.stopping.listening(self.view.note):
+                self._train()
+        finally:
+            self.close()
+        return read_lines(self.run.folder / "metrics.jsonl")
+
+    def _train(self) -> None:
         log = self.config.log
         metrics_log = MetricsLog(self.run.folder, log.tensorboard, log.wandb, log.trackio, self.config.model_dump())
-        before = signal.signal(signal.SIGINT, self._on_interrupt)
         try:
             self.view.start(self.progress.step)
             while self.progress.step < self.config.steps:
+                self.stopping.check()
                 metrics = self.step()
                 metrics_log.write(self.progress.step, metrics)
                 self.view.step_done(self.progress.step, metrics)
-            if self.run.newest_checkpoint() != self.run.checkpoints / f"step-{self.progress.step:06d}":
-                self._save()
+            self._save_once()
             self.timeline.close()
         except Interrupted as stop:
-            self._save()
-            raise Stopped(f"stopped after step {self.progress.step}; go on with: {self._go_on()}") from stop
+            self.cluster.clear()
+            self._save_once()
+            raise self._stopped(f"stopped after step {self.progress.step}") from stop
         except OSError as err:
             raise self.run.disk_error(err) from err
+        except RunError:
+            raise
+        except Exception as err:
+            raise self._failure(err) from err
         finally:
-            signal.signal(signal.SIGINT, before)
             self.view.stop()
             metrics_log.close()
-            self.close()
-        return read_lines(self.run.folder / "metrics.jsonl")
+
+    def _failure(self, err: Exception) -> RunError:
+        """Something failed in the middle of a run: save what there is -> the sentence to stop with. The traceback, if
+        there is one that tells anything, goes to a file."""
+        sentence = str(err) if isinstance(err, UserError | WorkerFailed) else f"{type(err).__name__}: {err}"
+        where = ""
+        if not isinstance(err, UserError):
+            trace = err.trace if isinstance(err, WorkerFailed) else traceback.format_exc()
+            where = f"; the traceback is in {self.run.write_error(sentence, trace)}"
+        return RunError(f"{sentence}; {self._save_if_whole()}{where}; fix it and resume with: {self._go_on()}")
+
+    def _save_if_whole(self) -> str:
+        """Save, unless the policy is half updated -> what there is to go on from."""
+        if not self.cluster.updating:
+            try:
+                self.cluster.clear()
+                self._save()
+            except Exception as err:  # noqa: BLE001 (told here and in the log; what stopped the run comes first)
+                self.run.write_error("while saving", traceback.format_exc())
+                self.view.note(f"the run could not be saved: {err}")
+            else:
+                return f"the run is saved after step {self.progress.step}"
+        newest = self.run.newest_checkpoint()
+        return f"the last checkpoint, {newest}, is intact" if newest else "there is no checkpoint yet"
 
     def step(self) -> dict[str, float]:
         """One RL step."""
         clock, lost = Clock(self._on_part), len(self.cluster.lost)
         self.outcomes = []
+        self._present = self.progress.step + 1
         self.cluster.writers.clear()
         groups, cursor = self._collect(clock)
         spell = sum((o.spell for o in self.outcomes), Spell())
@@ -172,7 +240,12 @@ class Trainer:
         with clock.part("update_actor"):
             answers = [answer for group in groups for answer in group.answers()]
             metrics = self.cluster.update(answers, self.progress.step)
-        if self.spot in ("update", "both") and self.versions.training_is_due(self.progress.step):
+        self._check_update(metrics)
+        metrics |= describe(groups, self.config.rollout.max_tokens) | stats.metrics() | self._describe_workers(lost)
+        tokens = sum(len(answer.tokens) for answer in answers)
+        self._count_step(groups, cursor, metrics | clock.metrics(tokens))
+        due = self.versions.training_is_due(self.progress.step - 1) and not self.stopping.asked
+        if self.spot in ("update", "both") and due:
             with clock.part("train_drafter"):
                 spell = self.cluster.spend(self.config.spot.share * clock.elapsed)
         if self.spot != "off":
@@ -180,20 +253,21 @@ class Trainer:
                 metrics |= self.versions.make(self.cluster.merge, spell, stats.first_holds)
             self.progress.drafter_version = self.versions.version
             self.progress.backoff = self.versions.backoff.state()
-        self._check_update(metrics)
-        self.progress.step += 1
-        self.progress.cursor = cursor
-        self._write_samples(groups)
-        self._write_answers(groups)
-        metrics = describe(groups, self.config.rollout.max_tokens) | stats.metrics() | metrics
         metrics |= self._describe_workers(lost)
-        tokens = sum(len(answer.tokens) for answer in answers)
         self.progress.metrics = metrics | clock.metrics(tokens)
         every = self.config.checkpoint.every
         with clock.part("save_checkpoint"):
             if every and self.progress.step % every == 0:
                 self._save()
         return metrics | clock.metrics(tokens)
+
+    def _count_step(self, groups: list[Group], cursor: int, metrics: dict[str, float]) -> None:
+        """The policy is updated, so the step is done: whatever fails from here on does not undo it."""
+        self.progress.step += 1
+        self.progress.cursor = cursor
+        self.progress.metrics = metrics
+        self._write_samples(groups)
+        self._write_answers(groups)
 
     def _describe_workers(self, lost: int) -> dict[str, float]:
         if self.config.cluster.workers == 1:
@@ -246,11 +320,13 @@ class Trainer:
                 finished += len(completions)
                 self._take(self.judge.collect(), groups)
                 self.view.rollout_progress(finished, self.cluster.tokens)
-                self._stop_if_asked()
+                # Between two tokens is as good a place as any: a step that is dropped is made again, the same.
+                self.stopping.check()
         with clock.part("reward"):  # what is left of the last answers; the rest was judged meanwhile
             while self.judge.open:
-                self._take(self.judge.collect(block=True), groups)
-                self._stop_if_asked()
+                with self.stopping.at_once():
+                    verdicts = self.judge.collect(block=True)
+                self._take(verdicts, groups)
         for group in groups.values():
             self.lengths.learn(group.prompt, [len(c.tokens) for c in group.completions.values()])
         with clock.part("end"):  # whoever trains is in the middle of a step
@@ -303,9 +379,8 @@ class Trainer:
         if self.config.reward.on_error == "value":
             self.view.note(f"{error} {where}; counted as {self.config.reward.error_value:g}")
             return
-        self._save()
         raise RunError(
-            f"{error} {where}; the run is saved after step {self.progress.step}; mend it and go on with: "
+            f"{error} {where}; {self._save_if_whole()}; fix it and resume with: "
             f"{self._go_on()}, or count such answers with reward.on_error=value"
         )
 
@@ -344,6 +419,11 @@ class Trainer:
         row = {"step": self.progress.step, "lengths": lengths, "rewards": rewards, "workers": workers}
         self.run.write_answers(row)
 
+    def _save_once(self) -> None:
+        """Unless this step is saved already."""
+        if self.run.newest_checkpoint() != self.run.checkpoints / f"step-{self.progress.step:06d}":
+            self._save()
+
     def _save(self) -> None:
         started, before = time.time(), time.perf_counter()
         self.run.save(self.cluster.save, self.tokenizer, self.progress)
@@ -354,22 +434,14 @@ class Trainer:
     def _on_part(self, part: str, seconds: float) -> None:
         if part in SPANS and seconds > SHORT:
             for worker in self.cluster.members:
-                self.timeline.span(worker, SPANS[part], time.time() - seconds, seconds, self.progress.step + 1)
+                self.timeline.span(worker, SPANS[part], time.time() - seconds, seconds, self._present)
 
     def _go_on(self) -> str:
         return f"paceline train --resume {self.run.folder}"
 
-    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self.interrupted:  # asked twice: stop now
-            raise KeyboardInterrupt
-        self.interrupted = True
-        self.view.note("stopping; press Ctrl-C again to stop without saving")
-
-    def _stop_if_asked(self) -> None:
-        """Between two tokens is as good a place as any: a step that is dropped is made again, the same, on resuming."""
-        if self.interrupted:
-            self.cluster.clear()
-            raise Interrupted
+    def _stopped(self, text: str) -> Stopped:
+        assert self.stopping.number is not None, "somebody asked"
+        return Stopped(f"{text}; go on with: {self._go_on()}", self.stopping.number)
 
 
 def describe(groups: list[Group], max_tokens: int) -> dict[str, float]:
@@ -412,13 +484,24 @@ def train(
     view: LiveView | None = None,
     task: Task | None = None,
     rewards: Sequence[Reward] | None = None,
+    stopping: Stopping | None = None,
 ) -> tuple[Run, list[dict[str, Any]]]:
-    """The main job: a new run from `config`, or the rest of the run at `resume`."""
-    run = Run.open(resume) if resume else Run.create(config)
-    try:
-        trainer = Trainer(run.config, run, view, task, rewards)
-    except UserError:
-        if not resume:
-            run.discard()  # nothing has happened in it yet
-        raise
-    return run, trainer.train()
+    """The main job: a new run from `config`, or the rest of the run at `resume`. It can be asked to end by signals, and
+    where they do not reach it, off the main thread, through `stopping`."""
+    stopping = stopping or Stopping()
+    with stopping.listening():
+        run = Run.open(resume) if resume else Run.create(config)
+        try:
+            trainer = Trainer(run.config, run, view, task, rewards, stopping)
+        except UserError:
+            if not resume:
+                run.discard()  # nothing has happened in it yet
+            raise
+        except RunError:
+            raise
+        except Exception as err:
+            trace = err.trace if isinstance(err, WorkerFailed) else traceback.format_exc()
+            sentence = str(err) if isinstance(err, WorkerFailed) else f"{type(err).__name__}: {err}"
+            place = run.write_error(sentence, trace)
+            raise RunError(f"the run could not be started: {sentence}; the traceback is in {place}") from err
+        return run, trainer.train()

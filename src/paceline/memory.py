@@ -7,16 +7,15 @@ that does not fit is refused with the settings that would make it fit.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from rich.table import Table
 
+from paceline import reading
 from paceline.build import NEW_WINDOW, choose_device, engine_settings, find_drafter
 from paceline.cluster.make import choose_workers
 from paceline.config import Config
@@ -28,6 +27,7 @@ from paceline.kernels.adam import PIECE
 from paceline.learn.algorithms import resolve
 from paceline.learn.logprobs import LOGITS_AT_ONCE
 from paceline.learn.shards import COPIES
+from paceline.machine import machine_memory
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.config import DecoderConfig
 from paceline.model.decoder import Decoder, as_dtype
@@ -55,6 +55,7 @@ FOLLOWS = {
     "reserve": "the runtime and its libraries",
     "KV pages": "rollout.kv_memory_gb, or what is left",
 }
+_Size: Any = Annotated[int, Field(ge=1, le=2**24)]
 Step = tuple[str, Callable[[Config], Config | None]]
 
 
@@ -176,19 +177,22 @@ def _models(config: Config, shape: DecoderConfig, dtype: torch.dtype) -> tuple[D
     name = config.speculation.drafter
     if config.speculation.mode == "plain" or name is None or name == "none":
         return policy, None, 0, 0
-    own: dict[str, Any] = {}
+    width, window, count = shape.intermediate_size, NEW_WINDOW, guessable(shape.vocab_size)
     if name != "new":
         try:
             folder = find_drafter(name, config.model.path)
-            own = json.loads((folder / "config.json").read_text()) if folder is not None else {}
-        except (UserError, OSError, json.JSONDecodeError):
-            own = {}  # whoever loads it says what is wrong with it
-        if not own:
-            return policy, None, 0, 0
-    window = min(own.get("paceline", {}).get("window", WINDOW) if own else NEW_WINDOW, shape.max_positions)
-    count = own.get("draft_vocab_size", shape.vocab_size) if own else guessable(shape.vocab_size)
+            if folder is None:
+                return policy, None, 0, 0
+            own = reading.read_object(folder / "config.json")
+            ours = reading.check(dict, own.get("paceline") or {}, "paceline")
+            width = reading.check(_Size, own.get("intermediate_size", width), "intermediate_size")
+            window = reading.check(_Size, ours.get("window", WINDOW), "window")
+            count = reading.check(_Size, own.get("draft_vocab_size") or shape.vocab_size, "draft_vocab_size")
+        except (UserError, OSError):
+            return policy, None, 0, 0  # whoever loads it says what is wrong with it
+    window = min(window, shape.max_positions)
     with torch.device("meta"):
-        drafter = NeuralDrafter(policy, DrafterShape(own.get("intermediate_size", shape.intermediate_size), window))
+        drafter = NeuralDrafter(policy, DrafterShape(width, window))
     return policy, drafter, window, count if count < shape.vocab_size else 0
 
 
@@ -283,9 +287,10 @@ def check_fit(plan: Plan, config: Config, again: Callable[[Config], Plan]) -> No
 
 def filled(config: Config, plan: Plan) -> Config:
     """The config with the memory for KV pages that was planned, where it leaves that open."""
-    if config.rollout.kv_memory_gb or not plan.room.cuda:
+    if config.rollout.kv_memory_gb:
         return config
-    rollout = config.rollout.model_copy(update={"kv_memory_gb": plan.kv_bytes / 1e9})
+    kilobytes = plan.kv_bytes // 1000 + 1  # rounded up: a fraction less would be a page less
+    rollout = config.rollout.model_copy(update={"kv_memory_gb": kilobytes / 1e6})
     return config.model_copy(update={"rollout": rollout})
 
 
@@ -293,11 +298,42 @@ def plan_run(config: Config, shape: DecoderConfig, engines: int = 1) -> Plan | N
     """The plan for a run on this machine, checked; None where the workers are on others."""
     room = find_room(config)
     if room is None:
+        check_buffers(config)
         return None
+    check_kv(config, room, engines)
     again = lambda c: plan_memory(c, shape, room, max(1, config.cluster.workers), engines)  # noqa: E731
     plan = again(config)
     check_fit(plan, config, again)
+    check_buffers(config)
     return plan
+
+
+def check_kv(config: Config, room: Room, engines: int = 1) -> None:
+    """Pages take no more than the batch can use, so a plan may fit although what was asked for never could."""
+    asked = config.rollout.kv_memory_gb
+    if asked and asked * 1e9 * room.sharing * engines > room.bytes:
+        several = room.sharing * engines
+        each = f" for each of {several} engines" if several > 1 else ""
+        raise UserError(
+            f"rollout.kv_memory_gb = {asked:g}{each} is more than {room.name} has, {gb(room.bytes)} GB; "
+            "lower it, or set it to null for what the batch can use"
+        )
+
+
+def check_buffers(config: Config) -> None:
+    """What is kept on the host whatever the device is; with Ray, where the trainer runs."""
+    memory = machine_memory()
+    s, spot = config.speculation, config.spot
+    used = {
+        "speculation.suffix_mb": s.suffix_mb if s.suffix and s.mode != "plain" else 0.0,
+        "spot.buffer_mb": spot.buffer_mb if spot.when != "off" else 0.0,
+    }
+    for key, megabytes in used.items():
+        if megabytes * 2**20 * max(1, config.cluster.workers) > memory:
+            raise UserError(
+                f"{key} = {megabytes:g}, {gb(int(megabytes * 2**20))} GB for every worker, is more than "
+                f"this machine has, {gb(memory)} GB; lower it"
+            )
 
 
 def engines_to_compare(config: Config) -> int:
@@ -334,16 +370,3 @@ def find_room(config: Config) -> Room | None:
         return Room(name, total, True, min(c.workers, c.workers_per_gpu))
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return Room(name, torch.cuda.mem_get_info(device)[0] + cached, True)
-
-
-def machine_memory() -> int:
-    """Bytes that processes on this machine may use together: what it has, or what a container is limited to."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            limit = Path(file).read_text().strip()
-        except OSError:
-            continue
-        if limit.isdigit():
-            physical = min(physical, int(limit))
-    return physical

@@ -10,13 +10,17 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_BYTES = 64 * 2**20
 """Of a file that is read whole. The largest that people have are tokenizers, of some tens of megabytes."""
@@ -24,6 +28,8 @@ MAX_DEPTH = 100
 """Of nesting, in JSON and YAML. Nothing that we read needs ten."""
 MAX_NODES = 200_000
 """Of a YAML document with its aliases written out: a few lines of aliases can stand for billions of values."""
+MAX_BITS = 1023
+"""Of a whole number: such a one is finite as a floating-point number too, and can be written into a sentence."""
 
 T = TypeVar("T")
 
@@ -67,11 +73,29 @@ def decode(data: bytes, where: str) -> str:
         raise UserError(f"line {line} of {where} is not UTF-8 text; save it as UTF-8") from err
 
 
-def parse_json(text: str, where: str) -> Any:
-    """A JSON value without NaN or Infinity, which JSON does not have, not nested too deep, every string of it such that
-    it can be written as UTF-8."""
+def read_lines(file: Path, limit: int = MAX_BYTES) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file of any size, each with its number and its line end, if it has one; the file is read as they
+    are asked for."""
+    with os.fdopen(open_file(file), "rb") as opened:
+        number = 0
+        while True:
+            try:
+                line = opened.readline(limit + 1)
+            except OSError as err:
+                raise UserError(f"{file} cannot be read: {_reason(err)}") from err
+            if not line:
+                return
+            number += 1
+            if len(line) > limit:
+                raise UserError(f"line {number} of {file} is longer than {limit:,} bytes")
+            yield number, line
+
+
+def parse_json(text: str, where: str, constants: bool = False) -> Any:
+    """A JSON value without NaN or Infinity, which JSON does not have (unless `constants` lets them pass), not nested
+    too deep, every string of it such that it can be written as UTF-8."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=None if constants else _refuse_constant)
     except json.JSONDecodeError as err:
         line = f" (line {err.lineno})" if "\n" in text.strip() else ""
         raise UserError(f"{where} is not valid JSON{line}: {err.msg}") from err
@@ -99,11 +123,12 @@ def parse_yaml(text: str, where: str) -> Any:
     """A YAML value of plain data. Besides its own errors the parser raises whatever Python's constructors do, for
     dates that do not exist, for example."""
     try:
-        document = yaml.compose(text, Loader=yaml.SafeLoader)
+        loader = yaml.SafeLoader(text)
+        document = loader.get_single_node()
         _count_nodes(document, where)
-        value = yaml.safe_load(text)
+        value = loader.construct_document(document) if document is not None else None
     except yaml.YAMLError as err:
-        raise UserError(f"{where} is not valid YAML: {' '.join(str(err).split())}") from err
+        raise UserError(f"{where} is not valid YAML: {shorten(str(err), 300)}") from err
     except RecursionError as err:
         raise UserError(f"{where} is nested more than {MAX_DEPTH} levels deep") from err
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, IndexError) as err:
@@ -118,16 +143,48 @@ def read_yaml(file: Path, limit: int = MAX_BYTES) -> Any:
 
 def check(kind: type[T], value: Any, where: str) -> T:
     """`value` as a `kind` (anything that pydantic understands); the sentence names the first key that is wrong."""
+    return checker(kind)(value, where)
+
+
+def checker(kind: type[T]) -> Callable[[Any, str], T]:
+    """`check` for many values of a kind, prepared once."""
+    adapter = TypeAdapter(kind)
+
+    def check_one(value: Any, where: str) -> T:
+        try:
+            return adapter.validate_python(value)
+        except ValidationError as err:
+            raise UserError(_explain(err, where)) from err
+
+    return check_one
+
+
+def _explain(err: ValidationError, where: str) -> str:
+    first = err.errors(include_url=False, include_context=False)[0]
+    key = shorten(".".join(str(part) for part in first["loc"]))
+    problem = first["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
+    if first["type"] == "missing":
+        return f"{where} has no '{key}'"
+    given = "" if first["type"] == "value_error" else f" = {shorten(repr(first['input']))}"
+    return f"'{key or 'the value'}'{given} in {where} does not work: {problem}"
+
+
+def read_tensors(file: Path, device: str = "cpu") -> dict[str, Tensor]:
+    """The tensors of a safetensors file; numbers that are not finite are refused."""
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    os.close(open_file(file))  # the library would wait for the writer of a pipe
     try:
-        return TypeAdapter(kind).validate_python(value)
-    except ValidationError as err:
-        first = err.errors(include_url=False, include_context=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        problem = first["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
-        if first["type"] == "missing":
-            raise UserError(f"{where} has no '{key}'") from err
-        given = "" if first["type"] == "value_error" else f" = {shorten(repr(first['input']))}"
-        raise UserError(f"'{key or 'the value'}'{given} in {where} does not work: {problem}") from err
+        tensors = load_file(file, device=device)
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError, OverflowError) as err:
+        raise UserError(f"{file} is not a whole safetensors file: {_reason(err)}") from err
+    for name, tensor in tensors.items():
+        numbers = tensor.float() if tensor.itemsize == 1 else tensor  # 8-bit floats know no isfinite
+        if tensor.is_floating_point() and not bool(torch.isfinite(numbers).all()):
+            raise UserError(f"tensor {shorten(name)} of {file} holds NaN or infinite numbers")
+    return tensors
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -135,10 +192,12 @@ def inside(folder: Path, name: str) -> Path:
     refused. The hub's own cache is made of links from `snapshots/X/` to `blobs/` beside it, which are followed."""
     if not name or "\0" in name or Path(name).is_absolute() or len(Path(name).parts) != 1 or name in (".", ".."):
         raise UserError(f"{folder} names the file {shorten(repr(name))}, which is not a file of that folder")
-    home, file = folder.resolve(), (folder / name).resolve()
+    home = Path(os.path.realpath(folder))  # unlike `resolve` it does not mind links in a circle
+    file = Path(os.path.realpath(folder / name))
     allowed = [home]
-    if home.parent.name == "snapshots":
-        allowed.append(home.parent.parent / "blobs")
+    for above in (home.parent, home.parent.parent):  # the folder of a model, or one in it
+        if above.name == "snapshots":
+            allowed.append(above.parent / "blobs")
     if not any(file.is_relative_to(place) for place in allowed):
         raise UserError(f"{folder / name} is a link to {file}, outside its folder; put the file itself there")
     return folder / name
@@ -165,7 +224,9 @@ def _check_values(value: Any, where: str) -> None:
         for one in level:
             if isinstance(one, str):
                 _check_text(one, where)
-            elif isinstance(one, dict | list | tuple) and id(one) not in seen:
+            elif isinstance(one, int) and one.bit_length() > MAX_BITS:
+                raise UserError(f"{where} holds a whole number with hundreds of digits")
+            elif isinstance(one, dict | list | tuple | set) and id(one) not in seen:
                 seen.add(id(one))
                 if isinstance(one, dict):
                     below += one.keys()

@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 
 from paceline.observe.timeline import read_timeline
+from paceline.process.guard import descendants
 from paceline.rollout import Request
 
+from ..processes import gone
 from .runs import SMALL, Recorded, make, policy, run, same_policy
 
 PHASES = ("rollout", "training", "update")
@@ -176,18 +178,12 @@ def test_the_metrics_say_who_was_lost(tmp_path):
 def test_workers_end_with_their_driver(tmp_path):
     words = [*SMALL, "steps=1000", "cluster.workers=2", f"run_dir={tmp_path / 'run'}"]
     driver = subprocess.Popen([sys.executable, "-m", "paceline", "train", *words], stdout=subprocess.DEVNULL)
-    while not (tmp_path / "run" / "metrics.jsonl").exists():  # all of them are at work
-        time.sleep(0.1)
-    children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
-    assert len(children) == 3, "two workers, and one for rewards"
-    driver.kill()
-    driver.wait()
-    while any(_runs(pid) for pid in children):
-        time.sleep(0.1)
-
-
-def _runs(pid: str) -> bool:
     try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
+        while not (tmp_path / "run" / "metrics.jsonl").exists():  # all of them are at work
+            time.sleep(0.1)
+        children = descendants(driver.pid)
+        assert len(children) == 4, "two workers, one process for rewards and its guardian"
+    finally:
+        driver.kill()
+        driver.wait()
+    assert gone(children), "a process was left"

@@ -310,7 +310,7 @@ def test_a_long_run_shows_some_of_its_steps(tmp_path):
 BAD = {
     "no run": (lambda run: (run / "config.yaml").unlink(), "is not a run directory"),
     "settings that are not YAML": (lambda run: (run / "config.yaml").write_text("a: [b"), "is not valid YAML"),
-    "settings that are none": (lambda run: (run / "config.yaml").write_text("- 1"), "holds no settings"),
+    "settings that are none": (lambda run: (run / "config.yaml").write_text("- 1"), "must hold settings"),
     "no steps": (lambda run: (run / "metrics.jsonl").unlink(), "has no finished step yet"),
     "half a line": (lambda run: break_line(run, '{"step": 1, "cri'), "line 1 of"),
     "a line that is a list": (lambda run: break_line(run, "[1, 2]"), "has no step"),

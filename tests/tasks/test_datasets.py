@@ -10,7 +10,9 @@ import pytest
 
 from paceline.config import TaskConfig
 from paceline.errors import UserError
+from paceline.library.trainer import Trainer
 from paceline.tasks import make_task
+from paceline.tasks.datasets import DataSet
 from paceline.tasks.rewards import judge, load_reward
 from paceline.tasks.tasks import choose_style
 
@@ -114,3 +116,62 @@ def test_style_follows_the_model():
     assert choose_style("auto", {}, True) == "chat"
     assert choose_style("auto", {}, False) == "text"
     assert choose_style("text", {"paceline": {"style": "search"}}, True) == "text"
+
+
+def test_json_holds_a_list_of_rows_or_a_row_in_each_line(tmp_path):
+    (tmp_path / "list.json").write_text(json.dumps(TRL_ROWS, indent=1))
+    write(tmp_path / "lines.json", TRL_ROWS)
+    whole, lines = (task(tmp_path / name, shuffle=False) for name in ("list.json", "lines.json"))
+    assert [whole.sample(i).prompt for i in range(7)] == [lines.sample(i).prompt for i in range(7)]
+    assert whole.sample(2).origin.startswith("row 2 (counted from 0)") and lines.sample(2).origin.startswith("line 3")
+
+
+def test_rows_of_the_datasets_library_are_checked_and_named():
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([*VERL_ROWS, VERL_ROWS[0] | {"prompt": []}])
+    with pytest.raises(UserError, match=r"row 5 \(counted from 0\) of hub:a/b is an empty list"):
+        DataSet("hub:a/b", rows)
+    with pytest.raises(UserError, match=r"no column 'question'.*prompt"):
+        DataSet("hub:a/b", rows, prompt_column="question")
+    data = DataSet("hub:a/b", rows.select(range(5)), shuffle=False)
+    assert data.sample(4).columns["ground_truth"] == "16" and data.sample(4).where == (
+        "sample 4 (row 4 (counted from 0) of hub:a/b)"
+    )
+
+    def make(batch):
+        return {"prompt": [7 if index == 3 else "x" for index in batch["index"]]}
+
+    made = datasets.Dataset.from_dict({"prompt": ["x"] * 5, "index": list(range(5))}).with_transform(make)
+    lazy = DataSet("made", made, shuffle=False)  # rows are made when they are asked for
+    assert lazy.sample(2).prompt == "x"
+    with pytest.raises(UserError, match=r"row 3 .* of made is a number"):
+        lazy.sample(3)
+    broken = DataSet("made", made.with_transform(lambda batch: {"prompt": [1 / 0]}), shuffle=False)
+    with pytest.raises(UserError, match=r"row 1 .* of made cannot be read: ZeroDivisionError"):
+        broken.sample(1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ([{"prompt": "a"}, {"prompt": "b", "check": lambda: 1}], r"column 'check' of row 1 .* reward process"),
+        ([{"prompt": "a"}, {"prompt": "b", 3: 4}], r"row 1 .* a column named 3"),
+        ([{"prompt": "a"}, "b"], r"row 1 .* is text, not an object"),
+        ({"prompt": ["a", "b"]}, "of type dict, whose rows have no numbers"),
+    ],
+)
+def test_rows_from_python_are_checked(rows, problem):
+    with pytest.raises(UserError, match=problem):
+        Trainer("embedded", rows, "exact_match")
+
+
+def test_rows_may_hold_anything_for_rewards_that_are_functions():
+    rows = [{"prompt": "a", "check": lambda text: 1.0}]
+    Trainer("embedded", rows, lambda completions, check, **_: [check[0](completions[0])])
+
+
+def test_a_gym_task_without_samples():
+    with pytest.raises(UserError, match=r"no samples|options"):
+        task("gym:basic_arithmetic", options={"size": 0})
+    with pytest.raises(UserError, match="options"):
+        task("gym:basic_arithmetic", options={"size": "many"}).sample(0)

@@ -83,15 +83,20 @@ def file(tmp_path_factory):
     return path
 
 
+def collected(judge):
+    out = []
+    while judge.open:
+        out += judge.collect(block=True)
+    return out
+
+
 def verdicts(functions, texts, sample=SAMPLE, **settings):
     judge = Judge(functions, **settings)
     try:
         judge.ready()
         for i, text in enumerate(texts):
             judge.submit(i, sample, text, [1, 2, 3])
-        out = {}
-        while judge.open:
-            out |= {v.ticket: v for v in judge.collect(block=True)}
+        out = {v.ticket: v for v in collected(judge)}
     finally:
         judge.close()
     return [out[i] for i in range(len(texts))]
@@ -158,10 +163,10 @@ def test_a_process_that_ended_before_it_was_asked_costs_nothing(file):
     judge = Judge([(f"{file}:exits", 1.0)], workers=1, timeout_s=60)
     try:
         judge.ready()
-        judge._workers[0].process.kill()
-        judge._workers[0].process.wait()
+        judge._processes[0].child.process.kill()
+        judge._processes[0].child.process.wait()
         judge.submit(0, SAMPLE, "ok", [1])
-        [verdict] = judge.collect(block=True)
+        [verdict] = collected(judge)
     finally:
         judge.close()
     assert verdict.ticket == 0 and verdict.error is None
@@ -172,11 +177,9 @@ def test_more_answers_for_a_process_that_is_ending(file):
     try:
         judge.ready()
         judge.submit(0, SAMPLE, "slow", [1])
-        judge._workers[0].process.wait()  # it is gone, and nobody has looked yet
+        judge._processes[0].child.process.wait()  # it is gone, and nobody has looked yet
         judge.submit(1, SAMPLE, "ok", [1])
-        out = {}
-        while judge.open:
-            out |= {v.ticket: v for v in judge.collect(block=True)}
+        out = {v.ticket: v for v in collected(judge)}
     finally:
         judge.close()
     assert "ended its process" in out[0].error and out[1].error is None

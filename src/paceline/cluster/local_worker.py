@@ -1,30 +1,20 @@
-"""The program of a worker process: what it is to be comes first, then calls, until the pipe closes."""
+"""The program of a worker process: what it is to be comes first, then calls, until the driver is gone."""
 
 from __future__ import annotations
 
 import os
-import sys
-from functools import partial
-from multiprocessing.connection import Connection
 
-from paceline.cluster.local import put, take
-from paceline.cluster.messages import Call
 from paceline.cluster.serve import serve
+from paceline.process.program import join_parent
 
 
-def main(calls: Connection, reports: Connection) -> None:
-    config, post = take(calls)
+def main() -> None:
+    driver = join_parent()
+    config, post = driver.receive()
     if post.cores:
         os.sched_setaffinity(0, post.cores)
-
-    def inbox(block: bool) -> Call | None:
-        return take(calls) if block or calls.poll() else None
-
-    try:
-        serve(config, post, inbox, partial(put, reports))
-    except BrokenPipeError:  # the driver is gone
-        return
+    serve(config, post, driver.receive, driver.send)
 
 
 if __name__ == "__main__":
-    main(Connection(int(sys.argv[1]), writable=False), Connection(int(sys.argv[2]), readable=False))
+    main()

@@ -14,15 +14,15 @@ from paceline.cluster.messages import Post
 from paceline.cluster.transport import InProcess, Transport
 from paceline.config import Config
 from paceline.errors import UserError
+from paceline.run import Run
 
 LOG = "workers.log"
 
 
-def make_cluster(
-    config: Config, folder: Path, newest: Callable[[], Path | None], note: Callable[[str], None]
-) -> Cluster:
-    """Workers for the run in `folder`, not started yet. `newest` finds its newest checkpoint."""
+def make_cluster(config: Config, run: Run, note: Callable[[str], None]) -> Cluster:
+    """Workers for a run, not started yet."""
     c = config.cluster
+    folder = run.folder
     transport: Transport
     if c.backend == "ray":
         from paceline.cluster.ray_actors import RayActors, choose_ray_device
@@ -40,7 +40,7 @@ def make_cluster(
         threads = max(1, len(cores[0]) or transport.cores // c.workers)
 
     def post(worker: int, life: int) -> Post:
-        state = newest()
+        state = run.newest_checkpoint()
         state = state and state.resolve()  # actors have a working directory of their own
         model = Path(config.model.path)
         local = config.model.path != "embedded" and model.is_dir()
@@ -57,7 +57,7 @@ def make_cluster(
             cores=cores[worker],
         )
 
-    return Cluster(config, transport, post, note, _collectives(config, devices[0]))
+    return Cluster(config, transport, post, note, _collectives(config, devices[0]), run.write_error)
 
 
 def choose_workers(config: Config) -> Config:

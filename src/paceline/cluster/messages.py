@@ -74,12 +74,21 @@ class Returned(Report):
 
 @dataclass(frozen=True)
 class Failed(Report):
+    """Something raised an exception; the worker itself is still there, unless it could not even load."""
+
     call: int | None
-    """None if it could not even begin."""
+    """None for what it was doing by itself, or was told to do without an answer."""
+    doing: str
+    """`loading`, the name of a call, or what it does between calls."""
     kind: Literal["peer", "disk", "user", "error"]
-    """Another worker was lost; a file could not be written; the user has to mend something else; or something that
-    nobody foresaw."""
+    """Another worker was lost; a file could not be written; the user has to fix something; or something that nobody
+    foresaw."""
     error: str
+    """One sentence."""
+    trace: str = ""
+    """The traceback."""
+    unreachable: tuple[int, ...] = ()
+    """Workers that this one could not reach, as far as it knows."""
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,8 @@ class RayActors:
                 return self._take_lost()
             with self._lock:  # an error, not a death: the same would happen again
                 self._forget(worker, life)
-            return [Failed(worker, life, None, "error", re.sub(r"\x1b\[\d+m", "", str(err)))]  # without Ray's colours
+            text = re.sub(r"\x1b\[\d+m", "", str(err)).strip()  # without Ray's colours
+            return [Failed(worker, life, None, "starting", "error", text.splitlines()[-1], text)]
         with self._lock:
             del self._asked[question]
             self._asked[self._actors[worker].reports.remote()] = (worker, life)

@@ -32,8 +32,11 @@ class Actor:
             from paceline.cluster.serve import serve
 
             serve(config, post, self._next_call, self._reports.put)
-        except BaseException:  # noqa: BLE001 (it is told to the driver, which ends the run)
-            self._reports.put(Failed(post.number, post.life, None, "error", traceback.format_exc()))
+        except BaseException as err:  # noqa: BLE001 (it is told to the driver, which ends the run)
+            sentence = f"{type(err).__name__}: {err}"
+            self._reports.put(
+                Failed(post.number, post.life, None, "serving", "error", sentence, traceback.format_exc())
+            )
 
     def _next_call(self, block: bool) -> Call | None:
         try:

@@ -1,4 +1,8 @@
-"""The life of a worker: take calls, do what there is to do in between, say how it goes."""
+"""The life of a worker: take calls, do what there is to do in between, say how it goes.
+
+An error is not a death: it is told with its traceback and with what the worker was doing, and the worker stays, so that
+the driver can still have it save its part of the run.
+"""
 
 from __future__ import annotations
 
@@ -15,43 +19,51 @@ from paceline.config import Config
 from paceline.errors import UserError
 
 Inbox = Callable[[bool], Call | None]
-"""Gives the next call; waits for one if asked to. Raises EOFError when there will be none any more."""
+"""Gives the next call; waits for one if asked to. Does not return when the driver is gone."""
+LOADING = "loading"
+WRITES = ("save", "settle")  # calls that write what a run keeps
 
 
 def serve(config: Config, post: Post, inbox: Inbox, tell: Callable[[Report], None]) -> None:
-    me = (post.number, post.life)
     try:
         worker = Worker(config, post, tell)
-    except UserError as err:
-        tell(Failed(*me, None, "user", str(err)))
-        return
-    except Exception:  # noqa: BLE001 (it is told to the driver, which ends the run)
-        tell(Failed(*me, None, "error", traceback.format_exc()))
+    except Exception as err:  # noqa: BLE001 (it is told to the driver, which ends the run)
+        tell(failure(post, None, LOADING, err))
         return
     tell(worker.ready())
-    number = None
-    try:
-        while True:
-            call = inbox(not worker.busy)
-            number = call.number if call else None
-            if call is None:
-                worker.turn()
-                continue
-            try:
+    while True:
+        call = inbox(not worker.busy)
+        doing = call.name if call else worker.doing
+        number = call.number if call else None
+        value = None
+        try:
+            if call:
                 value = getattr(worker, call.name)(*call.args)
-            except PeerLost as err:  # the others form a new circle, with this worker in it
-                tell(Failed(*me, number, "peer", str(err)))
-                continue
-            except (OSError, SafetensorError) as err:
-                if call.name not in ("save", "settle"):  # which write what a run keeps
-                    raise
-                tell(Failed(*me, number, "disk", str(err)))
-                continue
-            if number is not None:
-                tell(Returned(*me, number, value))
-    except EOFError:  # the driver is gone
-        return
-    except UserError as err:
-        tell(Failed(*me, number, "user", str(err)))
-    except Exception:  # noqa: BLE001 (as above)
-        tell(Failed(*me, number, "error", traceback.format_exc()))
+            else:
+                worker.turn()
+        except PeerLost as err:  # the others form a new process group, with this worker in it
+            tell(failure(post, number, doing, err))
+            continue
+        except Exception as err:  # noqa: BLE001 (as above)
+            worker.abandon()
+            tell(failure(post, number, doing, err))
+            continue
+        if number is not None:
+            tell(Returned(post.number, post.life, number, value))
+
+
+def failure(post: Post, call: int | None, doing: str, err: Exception) -> Failed:
+    """What the driver is told of an exception; called where it is handled."""
+    unreachable: tuple[int, ...] = getattr(err, "unreachable", ())
+    sentence = str(err).strip().partition("\n")[0]
+    if isinstance(err, PeerLost):
+        kind = "peer"
+    elif isinstance(err, UserError):
+        kind = "user"
+    elif isinstance(err, OSError | SafetensorError) and doing in WRITES:
+        kind = "disk"
+    else:
+        kind = "error"
+        sentence = f"{type(err).__name__}: {sentence}" if sentence else type(err).__name__
+    trace = traceback.format_exc()
+    return Failed(post.number, post.life, call, doing, kind, sentence, trace, unreachable)  # type: ignore[arg-type]

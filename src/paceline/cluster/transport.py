@@ -28,6 +28,9 @@ class Transport(Protocol):
     def kill(self, worker: int) -> None:
         """End a worker, whatever it is doing; it will be reported as lost."""
 
+    def places(self) -> dict[int, str]:
+        """Which worker is on which host, where that can be anywhere."""
+
     def close(self) -> None:
         """End all of them."""
 
@@ -63,6 +66,9 @@ class InProcess:
 
     def kill(self, worker: int) -> None:
         raise AssertionError("a worker in the driver's own process cannot be lost")
+
+    def places(self) -> dict[int, str]:
+        return {}
 
     def close(self) -> None:
         self.worker = None

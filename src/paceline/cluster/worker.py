@@ -83,6 +83,7 @@ class Worker:
         self._beside: BesideDecoding | None = None
         self.spot = self._make_spot()
         self.training = False
+        self._failed = False
         self._lesson: Lesson | None = None
         self._sums = Sums()
         self._learned: dict[str, float] = {}
@@ -191,7 +192,19 @@ class Worker:
     @property
     def busy(self) -> bool:
         """Whether there is something to do without being told."""
-        return bool(self.engine.unfinished) or self.training
+        return not self._failed and (bool(self.engine.unfinished) or self.training)
+
+    @property
+    def doing(self) -> str:
+        """What `turn` does next, in words."""
+        return "decoding" if self.engine.unfinished else "training the drafter"
+
+    def abandon(self) -> None:
+        """Something raised: do nothing any more without being told, and leave the process group, so that those who wait
+        for this worker hear of it at once."""
+        self._failed = True
+        self.training = False
+        self.peers.close()
 
     def turn(self) -> None:
         """Do a little of what there is to do: a round of decoding, or a step of training."""

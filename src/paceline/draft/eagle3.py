@@ -7,19 +7,19 @@ layer's sizes (speculators), call the layer `layers.0`, put `model.` before name
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from paceline.errors import UserError
-from paceline.model.checkpoint import weight_files
-from paceline.model.config import DecoderConfig
-from paceline.model.rope import Rope
+from paceline.model.config import DecoderConfig, refuse_quantized
+from paceline.model.rope import MAX_POSITIONS, Rope
+from paceline.model.weights import Stored, check_dtype, inventory, read_weights, refuse_packed
+from paceline.reading import check, inside, read_object, shorten
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 ARCHITECTURES = {ARCHITECTURE, "Eagle3LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator"}
@@ -29,6 +29,49 @@ OTHERS = ("norm_before_residual", "norm_before_fc", "fc_norm", "use_aux_norm", "
 """Variants of the shape that drafters here do not have: each changes what the same tensors compute."""
 IGNORED = ("embed_tokens.weight", "rotary_emb.inv_freq", "verifier_lm_head.weight", "verifier_norm.weight", "t2d")
 """The policy's own, or known from elsewhere."""
+MAP, HEAD = "d2t", "lm_head.weight"
+INTEGERS = ("I64", "I32", "I16")
+
+Layers = Annotated[list[int], Field(max_length=64)]
+Window = Annotated[int, Field(ge=0, le=MAX_POSITIONS)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class TrainedOn(_Section):
+    """What a drafter learned from, as its card tells it."""
+
+    policy: str
+    task: str
+    answers: int
+    tokens: int | None = None
+    steps: int | None = None
+
+
+class OwnSection(_Section):
+    """What only Paceline writes."""
+
+    window: Window | None = None
+    feature_layers: Layers | None = None
+    layers: int | None = None
+    head: str | None = None
+    trained: TrainedOn | None = None
+
+
+class EagleSection(_Section):
+    eagle_aux_hidden_state_layer_ids: Layers | None = None
+
+
+class DrafterConfig(_Section):
+    """What is read of a drafter's config.json besides its sizes, which are compared with the policy's."""
+
+    intermediate_size: Annotated[int, Field(ge=1, le=2**24)] | None = None
+    sliding_window: Window | None = None
+    eagle_aux_hidden_state_layer_ids: Layers | None = None
+    eagle_config: EagleSection | None = None
+    paceline: OwnSection | None = None
 
 
 @dataclass
@@ -65,9 +108,27 @@ class Eagle3:
             return None
         return self.head
 
+    def check_tensors(self, c: DecoderConfig, own_head: bool) -> None:
+        """Refuse tensors that drafters for such a policy do not have, and shapes that are not theirs."""
+        guessable = c.vocab_size if self.vocab is None else len(self.vocab)
+        wanted = _shapes(c, self.hf["intermediate_size"], guessable if own_head else 0)
+        for name in self.tensors.keys() - wanted.keys():
+            raise UserError(
+                f"the drafter at {self.folder} has the tensor {shorten(name)}, which drafters here do not have"
+            )
+        tensors = self.tensors | ({HEAD: self.head} if own_head and self.head is not None else {})
+        for name, shape in wanted.items():
+            if name not in tensors:
+                raise UserError(f"the drafter at {self.folder} lacks the tensor {name}")
+            if tuple(tensors[name].shape) != shape:
+                raise UserError(
+                    f"tensor {name} of the drafter at {self.folder} has shape {list(tensors[name].shape)}, but the "
+                    f"policy needs {list(shape)}"
+                )
+
     def check(self, c: DecoderConfig) -> None:
         """Refuse one that was made for another policy, or that is of another kind."""
-        if not isinstance(self.hf.get("intermediate_size"), int):
+        if self.hf.get("intermediate_size") is None:
             raise UserError(f"the config.json of the drafter at {self.folder} has no intermediate_size")
         for name, mine in (
             ("hidden_size", c.hidden_size),
@@ -76,9 +137,9 @@ class Eagle3:
             ("num_key_value_heads", c.kv_heads),
         ):
             if self.hf.get(name) != mine:
-                raise UserError(self._has(f"{name} {self.hf.get(name)}", f"{mine}; {RETRAIN}"))
+                raise UserError(self._has(f"{name} {shorten(str(self.hf.get(name)))}", f"{mine}; {RETRAIN}"))
         if self.hf.get("head_dim") not in (None, c.head_dim):
-            raise UserError(self._has(f"head_dim {self.hf['head_dim']}", f"{c.head_dim}; {RETRAIN}"))
+            raise UserError(self._has(f"head_dim {shorten(str(self.hf['head_dim']))}", f"{c.head_dim}; {RETRAIN}"))
         self._check_kind(c)
         self._check_taps(c)
         rope, layers = Rope.from_hf(self.hf, f"the drafter at {self.folder}"), self.own.get("layers", c.layers)
@@ -105,11 +166,12 @@ class Eagle3:
             if self.hf.get(name) or kind.get(name):
                 raise UserError(f"the drafter at {self.folder} has {name}, which drafters here do not have; {RETRAIN}")
         if self.hf.get("num_hidden_layers", 1) != 1:
-            raise UserError(
-                f"the drafter at {self.folder} has {self.hf['num_hidden_layers']} layers, but drafters have one"
-            )
+            depth = shorten(str(self.hf["num_hidden_layers"]))
+            raise UserError(f"the drafter at {self.folder} has {depth} layers, but drafters have one")
         if self.hf.get("target_hidden_size") not in (None, c.hidden_size):
-            raise UserError(self._has(f"target_hidden_size {self.hf['target_hidden_size']}", str(c.hidden_size)))
+            raise UserError(
+                self._has(f"target_hidden_size {shorten(str(self.hf['target_hidden_size']))}", str(c.hidden_size))
+            )
 
     def _check_taps(self, c: DecoderConfig) -> None:
         """Layers are counted by the hidden state that enters them; in `eagle_config`, as SGLang reads it, by the one
@@ -131,15 +193,18 @@ class Eagle3:
 
 
 def read_eagle3(folder: Path) -> Eagle3:
-    hf, tensors = _flat(_read_config(folder), folder), {}
-    for name, tensor in _read_tensors(folder).items():
-        name = name.removeprefix("model.").replace("layers.0.", "midlayer.", 1)
-        if name not in IGNORED:
-            tensors[name] = tensor
-    offsets, head = tensors.pop("d2t", None), tensors.pop("lm_head.weight", None)
+    hf = _flat(_read_config(folder), folder)
+    where = f"the config.json of the drafter at {folder}"
+    refuse_quantized(hf, f"the drafter at {folder}")
+    check(DrafterConfig, hf, where)
+    tensors = _read_tensors(folder)
+    offsets, head = tensors.pop(MAP, None), tensors.pop(HEAD, None)
     vocab = None
-    if offsets is not None and len(offsets) < (hf.get("vocab_size") or 0):
-        vocab = offsets + torch.arange(len(offsets))
+    if offsets is not None:
+        if offsets.dim() != 1 or not len(offsets):
+            raise UserError(f"d2t of the drafter at {folder} has shape {list(offsets.shape)}, but is a list of tokens")
+        if len(offsets) != hf.get("vocab_size") or bool(offsets.any()):
+            vocab = offsets.to(torch.int64) + torch.arange(len(offsets))
     return Eagle3(folder, hf, tensors, vocab, head)
 
 
@@ -184,24 +249,49 @@ def vocabulary_maps(ids: Tensor, size: int) -> dict[str, Tensor]:
     }
 
 
+def _shapes(c: DecoderConfig, intermediate: int, head: int) -> dict[str, tuple[int, ...]]:
+    """Of all tensors of a drafter, by their names in checkpoints; `head` is how many tokens one of its own scores."""
+    h, q, kv = c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (h, 3 * h),
+        "midlayer.input_layernorm.weight": (h,),
+        "midlayer.hidden_norm.weight": (h,),
+        "midlayer.post_attention_layernorm.weight": (h,),
+        "midlayer.self_attn.q_proj.weight": (q, 2 * h),
+        "midlayer.self_attn.k_proj.weight": (kv, 2 * h),
+        "midlayer.self_attn.v_proj.weight": (kv, 2 * h),
+        "midlayer.self_attn.o_proj.weight": (h, q),
+        "midlayer.mlp.gate_proj.weight": (intermediate, h),
+        "midlayer.mlp.up_proj.weight": (intermediate, h),
+        "midlayer.mlp.down_proj.weight": (h, intermediate),
+        "norm.weight": (h,),
+    }
+    return shapes | ({HEAD: (head, h)} if head else {})
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    try:
-        hf: dict[str, Any] = json.loads(file.read_text())
-    except FileNotFoundError as err:
-        raise UserError(f"no drafter at {folder}: there is no config.json; {RETRAIN}") from err
-    except (json.JSONDecodeError, UnicodeDecodeError) as err:
-        raise UserError(f"{file} is not valid JSON: {err}") from err
-    if not ARCHITECTURES.intersection(hf.get("architectures") or []) and hf.get("speculators_model_type") != "eagle3":
-        raise UserError(f"{folder} holds {hf.get('architectures')}, not a drafter ({ARCHITECTURE}); {RETRAIN}")
+    if not (folder / "config.json").exists():
+        raise UserError(f"no drafter at {folder}: there is no config.json; {RETRAIN}")
+    hf = read_object(inside(folder, "config.json"))
+    if not is_drafter(hf) or hf.get("speculators_model_type", "eagle3") is None:
+        kind = shorten(str(hf.get("architectures")))
+        raise UserError(f"{folder} holds {kind}, not a drafter ({ARCHITECTURE}); {RETRAIN}")
     return hf
+
+
+def is_drafter(hf: dict[str, Any]) -> bool:
+    """Whether a config.json is that of a drafter."""
+    names = hf.get("architectures")
+    known = isinstance(names, list) and any(isinstance(name, str) and name in ARCHITECTURES for name in names)
+    return known or "speculators_model_type" in hf
 
 
 def _flat(hf: dict[str, Any], folder: Path) -> dict[str, Any]:
     if "speculators_model_type" not in hf:
         return hf
     if hf["speculators_model_type"] != "eagle3":
-        raise UserError(f"{folder} holds a speculator of type {hf['speculators_model_type']}, not eagle3; {RETRAIN}")
+        kind = shorten(str(hf["speculators_model_type"]))
+        raise UserError(f"{folder} holds a speculator of type {kind}, not eagle3; {RETRAIN}")
     layer = hf.get("transformer_layer_config")
     if not isinstance(layer, dict):
         raise UserError(f"the config.json of {folder} has no transformer_layer_config")
@@ -210,11 +300,23 @@ def _flat(hf: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for file in weight_files(folder):
-        try:
-            with safe_open(file, framework="pt") as opened:
-                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
-        except (SafetensorError, FileNotFoundError) as err:
-            raise UserError(f"{file} cannot be read as safetensors ({err}); is the copy complete?") from err
-    return tensors
+    """By the names that Paceline writes, without those that it does not need."""
+    found = inventory(folder)
+    refuse_packed(found)
+    names: dict[str, str] = {}
+    for theirs, stored in found.items():
+        name = theirs.removeprefix("model.").replace("layers.0.", "midlayer.", 1)
+        if name in IGNORED:
+            continue
+        if name in names.values():
+            raise UserError(f"the drafter at {folder} has the tensor {shorten(name)} twice, as {shorten(theirs)} too")
+        _check_type(name, stored)
+        names[theirs] = name
+    return {names[theirs]: tensor for theirs, tensor in read_weights(found, names)}
+
+
+def _check_type(name: str, stored: Stored) -> None:
+    if name != MAP:
+        check_dtype(name, stored)
+    elif stored.dtype not in INTEGERS:
+        raise UserError(f"d2t in {stored.file} is of type {shorten(stored.dtype)}, but holds whole numbers")

@@ -18,15 +18,14 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from paceline.draft.eagle3 import WINDOW, make_config, read_eagle3, vocabulary_maps
-from paceline.errors import UserError
+from paceline.draft.eagle3 import HEAD, WINDOW, make_config, read_eagle3, vocabulary_maps
 from paceline.kernels.epilogue import norm_beside
 from paceline.model import fast
 from paceline.model.decoder import Attention, Decoder, Layer, rms_norm
 from paceline.model.grow import active_layers
 from paceline.model.rope import rotations
 
-WEIGHTS, HEAD = "model.safetensors", "lm_head.weight"
+WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -185,18 +184,11 @@ def load_drafter(folder: Path, policy: Decoder) -> NeuralDrafter:
     found.check(c)
     head = policy.head.weight if found.vocab is None else policy.head.weight[found.vocab.to(policy.device)]
     own = found.own_head(head)
+    found.check_tensors(c, own is not None)
     tensors = found.tensors | ({HEAD: own} if own is not None else {})
     shape = DrafterShape(found.hf["intermediate_size"], min(found.window, c.max_positions), own is not None)
     drafter = NeuralDrafter(policy, shape, found.vocab)
-    wanted = _layout(drafter)
-    for name in tensors.keys() - wanted.keys():
-        raise UserError(f"the drafter at {folder} has the tensor {name}, which drafters here do not have")
-    for name, target in wanted.items():
-        if name not in tensors:
-            raise UserError(f"the drafter at {folder} lacks the tensor {name}")
-        if tensors[name].shape != target.shape:
-            have, want = list(tensors[name].shape), list(target.shape)
-            raise UserError(f"tensor {name} of the drafter at {folder} has shape {have}, but the policy needs {want}")
+    for name, target in _layout(drafter).items():
         target.copy_(tensors[name])
     return drafter
 

@@ -7,10 +7,13 @@ import re
 from dataclasses import dataclass
 
 from paceline.errors import UserError
+from paceline.reading import shorten
 
 TREE_ROWS = 512  # most tokens of all texts that are checked as trees: beyond, computing is what costs, and chains win
 MAX_NODES = 63  # a tree's visibility is a 64-bit mask, whose first bit is the token that was written last
-_FORM = re.compile(r"(?P<drafter>[a-z_]+):(?P<depth>\d+)(x(?P<width>\d+))?(/(?P<nodes>\d+))?(?P<calm>~)?")
+_FORM = re.compile(
+    r"(?P<drafter>[a-z_]{1,40}):(?P<depth>[0-9]{1,4})(x(?P<width>[0-9]{1,4}))?(/(?P<nodes>[0-9]{1,4}))?(?P<calm>~)?"
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Strategy:
         match = _FORM.fullmatch(text)
         if not match:
             raise UserError(
-                f"'{text}' is not a strategy: write plain, or drafter:depth, for example neural:5 or suffix:8"
+                f"'{shorten(text)}' is not a strategy: write plain, or drafter:depth, for example neural:5 or suffix:8"
             )
         depth, width = int(match["depth"]), int(match["width"] or 1)
         nodes = int(match["nodes"] or depth * width)

@@ -180,7 +180,11 @@ def _distance(logits: Tensor, target: Tensor, loss: Loss) -> Tensor:
 
 def suitable_rate(policy: Decoder) -> float:
     """A learning rate for a drafter of this policy: wide layers take smaller steps."""
-    return 2e-3 * min(1.0, 384 / policy.config.hidden_size)
+    return rate_for_width(policy.config.hidden_size)
+
+
+def rate_for_width(hidden_size: int) -> float:
+    return 2e-3 * min(1.0, 384 / hidden_size)
 
 
 def batches(

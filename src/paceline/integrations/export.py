@@ -22,8 +22,10 @@ from paceline.errors import RunError, UserError
 from paceline.integrations.export_card import Measured, describe_task, digest, drafter_card, policy_card
 from paceline.integrations.export_formats import FORMATS, gather, make_files
 from paceline.integrations.export_source import Source, find_source
-from paceline.model.checkpoint import INDEX, find_model, load_model, read_config, weight_files
-from paceline.model.tokenizer import load_tokenizer
+from paceline.model.checkpoint import EMBEDDED, check_model, find_model, load_model, read_config
+from paceline.model.tokenizer import load_tokenizer, read_generation
+from paceline.model.weights import INDEX, read_index, read_weights, weight_files
+from paceline.reading import inside
 
 TEMPERATURES = (0.0, 0.6, 1.0)
 
@@ -62,12 +64,16 @@ def export_drafter(
 def export_policy(what: str, out: Path) -> dict[str, Any]:
     """Write the policy with its tokenizer, chat template and generation settings."""
     source = find_source(what)
+    found = check_model(source.policy)
     tokenizer = load_tokenizer(str(source.policy))
+    for _ in read_weights(found, found):  # each is checked as it is read
+        pass
+    copied = [inside(source.policy, "config.json"), *weight_files(source.policy)]
+    if read_index(source.policy) is not None:
+        copied.append(inside(source.policy, INDEX))
     with _whole(out) as aside:
-        for file in [source.policy / "config.json", *weight_files(source.policy)]:
+        for file in copied:
             shutil.copyfile(file, aside / file.name)
-        if (source.policy / INDEX).is_file():
-            shutil.copyfile(source.policy / INDEX, aside / INDEX)
         tokenizer.save(aside)
         generation = _generation(source, tokenizer.eos_ids)
         (aside / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
@@ -88,7 +94,8 @@ def _measure(source: Source, drafter: Path, prompts: int, depth: int, settings: 
     from paceline.draft_commands import examine
 
     policy_path = str(source.policy)
-    config = source.config or load_config(None, settings)
+    model = "embedded" if source.policy == EMBEDDED else policy_path
+    config = source.config or load_config(None, [f"model.path={model}", *settings])
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": policy_path})})
     policy = load_model(policy_path, config.model.dtype, choose_device(config.model.device))
     tokenizer = load_tokenizer(policy_path)
@@ -106,12 +113,12 @@ def _generation(source: Source, eos_ids: tuple[int, ...]) -> dict[str, Any]:
             places.append(find_model(source.config.model.path))
     known: dict[str, Any] = {}
     for place in places:
-        if (place / "generation_config.json").is_file():
-            known = json.loads((place / "generation_config.json").read_text())
+        known = read_generation(place)
+        if known:
             break
     own = known.get("eos_token_id")
     eos = list(dict.fromkeys([*(own if isinstance(own, list) else [] if own is None else [own]), *eos_ids]))
-    hf = json.loads((source.policy / "config.json").read_text())
+    hf = read_config(source.policy).hf
     ids = {key: hf[key] for key in ("bos_token_id", "pad_token_id") if hf.get(key) is not None}
     return ids | known | ({"eos_token_id": eos if len(eos) > 1 else eos[0]} if eos else {})
 

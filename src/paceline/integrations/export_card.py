@@ -14,7 +14,7 @@ from typing import Any
 from paceline.config import Config
 from paceline.integrations.export_formats import Drafter
 from paceline.integrations.export_source import Source
-from paceline.model.checkpoint import weight_files
+from paceline.model.weights import weight_files
 from paceline.observe.metrics import read_lines
 from paceline.version import __version__
 

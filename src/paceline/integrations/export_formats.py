@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from paceline.draft.eagle3 import Eagle3, make_config, vocabulary_maps
 from paceline.errors import UserError
-from paceline.model.checkpoint import weight_files
+from paceline.model.checkpoint import check_model
 from paceline.model.config import FAMILIES, DecoderConfig
+from paceline.model.weights import read_weights
 
 FORMATS = ("vllm", "sglang", "speculators", "paceline")
 SPECULATORS = "0.9.0"  # the version of the library that reads this form
@@ -68,6 +68,7 @@ def gather(found: Eagle3, folder: Path, policy: DecoderConfig, policy_name: str,
     if found.vocab is not None:
         rows = rows[found.vocab]
     own = found.own_head(rows)
+    found.check_tensors(policy, own is not None)
     config = make_config(
         policy,
         found.hf["intermediate_size"],
@@ -152,8 +153,4 @@ def _window(d: Drafter) -> dict[str, Any]:
 def policy_head(folder: Path, policy: DecoderConfig) -> Tensor:
     """The policy's head, and nothing else of it."""
     name = "model.embed_tokens.weight" if policy.tied else "lm_head.weight"
-    for file in weight_files(folder):
-        with safe_open(file, framework="pt") as opened:
-            if name in opened.keys():  # noqa: SIM118 (not a dict)
-                return opened.get_tensor(name)
-    raise UserError(f"{folder} lacks the tensor {name}")
+    return dict(read_weights(check_model(folder), {name: None}))[name]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.build import DRAFTER, find_drafter
 from paceline.config import Config
-from paceline.draft.eagle3 import ARCHITECTURES
+from paceline.draft.eagle3 import is_drafter
 from paceline.errors import UserError
 from paceline.model.checkpoint import EMBEDDED, find_model
+from paceline.reading import inside, read_object
 from paceline.run import Run
 
 
@@ -62,20 +62,21 @@ def find_source(what: str, model: str | None = None) -> Source:
 
 def _of_checkpoint(checkpoint: Path, run: Run) -> Source:
     drafter = _beside(checkpoint)
-    wanted = run.config.speculation.drafter
+    config = run.given()  # what was decided for the machine of the run need not hold on this one
+    wanted = config.speculation.drafter
     if drafter is None and wanted not in (None, "new", "none"):
-        drafter = find_drafter(wanted, run.config.model.path)  # one that stood still
-    step = int(checkpoint.name.removeprefix("step-"))
-    return Source(checkpoint, drafter, run.folder, run.config, step)
+        drafter = find_drafter(wanted, config.model.path)  # one that stood still
+    number = checkpoint.name.removeprefix("step-")
+    if not (number.isascii() and number.isdigit()):
+        raise UserError(
+            f"{checkpoint} is not called step-N, as the checkpoints of a run are; move it elsewhere to export it"
+        )
+    return Source(checkpoint, drafter, run.folder, config, int(number))
 
 
 def _beside(model: Path) -> Path | None:
-    return model / DRAFTER if (model / DRAFTER / "config.json").is_file() else None
+    return inside(model, DRAFTER) if (model / DRAFTER / "config.json").is_file() else None
 
 
 def _is_drafter(folder: Path) -> bool:
-    try:
-        hf = json.loads((folder / "config.json").read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as err:
-        raise UserError(f"{folder / 'config.json'} is not valid JSON: {err}") from err
-    return bool(ARCHITECTURES.intersection(hf.get("architectures") or [])) or "speculators_model_type" in hf
+    return is_drafter(read_object(inside(folder, "config.json")))

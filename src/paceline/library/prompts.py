@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.model.tokenizer import Tokenizer
+from paceline.tasks.rows import check_prompt
 
 Prompt = str | list[dict[str, Any]]
 """Text, or messages with role and content."""
@@ -15,8 +16,11 @@ Prompt = str | list[dict[str, Any]]
 def encode(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
     if isinstance(prompts, str) or any(isinstance(p, dict) for p in prompts):
         raise UserError("prompts is a single prompt, but should be a list of them: put it in brackets")
-    texts = [tuple(tokenizer.encode_prompt(p)) for p in prompts]
-    for i, text in enumerate(texts):
-        if not text:
-            raise UserError("the prompt is empty" if len(texts) == 1 else f"prompt {i} is empty")
+    texts: list[tuple[int, ...]] = []
+    for i, prompt in enumerate(prompts):
+        origin = f"prompts[{i}]"
+        check_prompt(prompt, origin)
+        texts.append(tuple(tokenizer.encode_prompt(prompt, origin)))
+        if not texts[-1]:
+            raise UserError(f"{origin} is empty: it has no tokens")
     return texts

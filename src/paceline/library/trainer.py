@@ -12,6 +12,7 @@ from paceline.errors import UserError
 from paceline.loop import train
 from paceline.observe.live import LiveView
 from paceline.run import Run
+from paceline.stopping import Stopping
 from paceline.tasks.datasets import DataSet
 from paceline.tasks.rewards import Reward, as_reward, load_reward
 from paceline.tasks.sample import Task
@@ -77,9 +78,10 @@ class Trainer:
         if run_dir is not None:
             values["run_dir"] = str(run_dir)
         self.config = config_from(values | dict(settings or {}), "Trainer(...)", recipe)
-        self._task, self._rewards = _task(data, self.config), here
+        self._task, self._rewards = _task(data, self.config, sent=not here), here
         self._resume: Path | None = None
         self._progress = progress
+        self._stopping = Stopping()
 
     @classmethod
     def resume(
@@ -89,26 +91,39 @@ class Trainer:
         trainer = cls.__new__(cls)
         trainer.config = Run.open(Path(run_dir)).config
         trainer._resume, trainer._progress = Path(run_dir), progress
-        trainer._task = _task(data, trainer.config) if data is not None else None
         trainer._rewards = _rewards(reward)[1]
+        trainer._task = None
+        if data is not None:
+            trainer._task = _task(data, trainer.config, sent=not trainer._rewards)
+        trainer._stopping = Stopping()
         return trainer
 
     def train(self) -> Trained:
-        """Run all steps that are left."""
+        """Run all steps that are left. Raises `paceline.errors.Stopped` if it was asked to stop before that."""
         view = LiveView(self.config, quiet=not self._progress)
-        run, rows = train(self.config, self._resume, view, self._task, self._rewards or None)
+        try:
+            run, rows = train(self.config, self._resume, view, self._task, self._rewards or None, self._stopping)
+        finally:
+            self._stopping = Stopping()
         return Trained(run.folder, rows)
 
+    def stop(self) -> None:
+        """Ask `train`, which runs in another thread, to stop as soon as it can be saved."""
+        self._stopping.ask()
 
-def _task(data: Data, config: Config) -> Task | None:
-    """None for what the settings name."""
+
+def _task(data: Data, config: Config, sent: bool) -> Task | None:
+    """None for what the settings name. `sent`: rewards have names, so they may run in processes of their own."""
     if isinstance(data, str | Path):
         return None
     if hasattr(data, "sample"):
         return data  # type: ignore[return-value]
-    rows = data if hasattr(data, "__getitem__") and hasattr(data, "__len__") else list(data)
+    if not isinstance(data, Iterable):
+        raise UserError(f"data is of type {type(data).__name__}; give rows, the name of a task or file, or a task")
+    rows: Any = data if hasattr(data, "__getitem__") and hasattr(data, "__len__") else list(data)
     t = config.task
-    return DataSet(GIVEN, rows, t.prompt_column, t.system, t.shuffle, config.seed)  # type: ignore[arg-type]
+    sent = sent and config.reward.workers > 0
+    return DataSet(GIVEN, rows, t.prompt_column, t.system, t.shuffle, config.seed, sent)
 
 
 def _rewards(given: Rewards | None) -> tuple[list[tuple[str, float]], list[Reward]]:

@@ -6,54 +6,66 @@ Inside, q/k/v and gate/up are fused; outside they have their usual names. `layou
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.errors import UserError
 from paceline.model.config import FAMILIES, DecoderConfig
 from paceline.model.decoder import Decoder, as_dtype
+from paceline.model.weights import (
+    INDEX,
+    ONE_FILE,
+    Stored,
+    check_inventory,
+    inventory,
+    read_weights,
+)
+from paceline.reading import inside, read_object, shorten
 
 EMBEDDED = Path(__file__).parents[1] / "embedded"
 SHARD_BYTES = 5 * 10**9
-INDEX = "model.safetensors.index.json"
-ONE_FILE = "model.safetensors"
 
 
 def find_model(path: str) -> Path:
     """The folder of a model: `embedded`, a folder, or a hub id, which is downloaded."""
     if path == "embedded":
         return EMBEDDED
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
+    if "\0" in path:
+        raise UserError(f"model.path = {shorten(repr(path))} is not a name that a folder can have")
+    try:
+        folder = Path(path).expanduser()
+        if folder.is_dir():
+            return folder
+        exists = folder.exists()
+    except (OSError, RuntimeError) as err:  # RuntimeError: a home that nobody has
+        raise UserError(f"model.path = '{shorten(path)}' cannot be looked up: {shorten(str(err))}") from err
+    if exists:
         raise UserError(f"{path} is a file; a model is a folder with config.json and .safetensors files")
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise UserError(f"no model folder at {path}; name a folder, a hub id such as owner/name, or 'embedded'")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as err:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as err:
         raise UserError(
             f"no folder is called {path}, and the hub gave no model by that name: {_first_line(err)}"
         ) from err
 
 
 def read_config(folder: Path) -> DecoderConfig:
-    file = folder / "config.json"
-    if not file.is_file():
+    if not (folder / "config.json").exists():
         raise UserError(f"{folder} has no config.json, so it is not a model folder")
-    try:
-        hf = json.loads(file.read_text())
-    except json.JSONDecodeError as err:
-        raise UserError(f"{file} is not valid JSON: {err}") from err
+    hf = read_object(inside(folder, "config.json"))
+    if hf.get("auto_map"):
+        raise UserError(
+            f"{folder} brings Python code of its own (auto_map in config.json), which Paceline does not run"
+        )
     return DecoderConfig.from_hf(hf, where=str(folder))
 
 
@@ -62,38 +74,36 @@ def load_model(path: str, dtype: str = "auto", device: str | torch.device = "cpu
     folder = find_model(path)
     config = read_config(folder)
     device = torch.device(device)
-    files = weight_files(folder)
+    found = check_model(folder)
     with torch.device("meta"):
         model = Decoder(config)
     model = model.to(as_dtype(dtype, device)).to_empty(device=device)
     if config.tied:
         model.head.weight = model.embed.weight
-    _fill(model, files, folder)
+    _fill(model, found)
     return model.requires_grad_(False)
 
 
 @torch.no_grad()
-def _fill(model: Decoder, files: list[Path], folder: Path) -> None:
+def _fill(model: Decoder, found: Mapping[str, Stored]) -> None:
     wanted = dict(layout(model))
-    for file in files:
-        try:
-            with safe_open(file, framework="pt", device=str(model.device)) as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (not a dict: only keys() iterates)
-                    target = wanted.pop(name, None)
-                    if target is None:
-                        continue
-                    value = tensors.get_tensor(name)
-                    if value.shape != target.shape:
-                        raise UserError(
-                            f"tensor {name} in {file} has shape {list(value.shape)}, "
-                            f"but config.json implies {list(target.shape)}"
-                        )
-                    target.copy_(value)
-        except SafetensorError as err:
-            raise UserError(f"{file} cannot be read as safetensors ({err}); is the download complete?") from err
-    if wanted:
-        missing = ", ".join(sorted(wanted)[:3]) + (" …" if len(wanted) > 3 else "")
-        raise UserError(f"{folder} lacks {len(wanted)} of the model's tensors: {missing}")
+    for name, value in read_weights(found, wanted, str(model.device)):
+        wanted[name].copy_(value)
+
+
+def check_model(folder: Path) -> dict[str, Stored]:
+    """Refuse a model that could not be loaded, from what its files say of themselves -> its tensors."""
+    config = read_config(folder)
+    found = inventory(folder)
+    held = sum(stored.count for stored in found.values())
+    if config.parameters > held:  # also keeps a damaged number of layers from being built
+        raise UserError(
+            f"the config.json of {folder} implies {config.parameters:,} weights, but its files hold {held:,}; "
+            "is the download complete, and the config its own?"
+        )
+    with torch.device("meta"):
+        check_inventory(found, dict(layout(Decoder(config))), folder)
+    return found
 
 
 def save_model(model: Decoder, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
@@ -164,25 +174,5 @@ def layout(model: Decoder) -> Iterator[tuple[str, Tensor]]:
         yield "lm_head.weight", model.head.weight
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model, in order."""
-    index = folder / INDEX
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        files = [folder / name for name in names]
-        absent = [f.name for f in files if not f.is_file()]
-        if absent:
-            raise UserError(f"{folder} lacks the weight file {absent[0]} that its index names")
-        return files
-    if (folder / ONE_FILE).is_file():
-        return [folder / ONE_FILE]
-    hint = (
-        "; it has .bin files, which Paceline does not read: save the model with safetensors"
-        if any(folder.glob("*.bin"))
-        else ""
-    )
-    raise UserError(f"{folder} has no weights: neither {ONE_FILE} nor {INDEX} is there{hint}")
-
-
 def _first_line(err: Exception) -> str:
-    return str(err).strip().partition("\n")[0]
+    return shorten(str(err).strip().partition("\n")[0], 300)

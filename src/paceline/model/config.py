@@ -7,10 +7,13 @@ Mistral. Anything else is refused by name rather than run wrongly.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.errors import UserError
-from paceline.model.rope import Rope
+from paceline.model.rope import MAX_POSITIONS, Rope
+from paceline.reading import check, shorten
 
 FAMILIES = {
     "llama": "LlamaForCausalLM",
@@ -18,6 +21,46 @@ FAMILIES = {
     "qwen3": "Qwen3ForCausalLM",
     "mistral": "MistralForCausalLM",
 }
+MAX_HEAD_DIM = 4096
+
+# Bounds far beyond any model of these families: a damaged number is refused before anything is made of it.
+Size = Annotated[int, Field(ge=1, le=2**20)]
+Vocabulary = Annotated[int, Field(ge=1, le=2**24)]
+Positions = Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
+Tokens = int | Annotated[list[int], Field(max_length=1000)]
+
+
+class OwnSection(BaseModel):
+    """What Paceline adds to the config.json of a model."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    style: Literal["search", "chat", "text"] | None = None
+
+
+class HfConfig(BaseModel):
+    """What is read of a model's config.json."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model_type: str
+    vocab_size: Vocabulary
+    hidden_size: Size
+    intermediate_size: Annotated[int, Field(ge=1, le=2**24)]
+    num_hidden_layers: Annotated[int, Field(ge=1, le=4096)]
+    num_attention_heads: Annotated[int, Field(ge=1, le=2**14)]
+    num_key_value_heads: Annotated[int, Field(ge=1, le=2**14)] | None = None
+    head_dim: Annotated[int, Field(ge=1, le=MAX_HEAD_DIM)] | None = None
+    max_position_embeddings: Positions = 2048
+    sliding_window: Annotated[int, Field(ge=0, le=MAX_POSITIONS)] | None = None
+    use_sliding_window: bool | None = None
+    rms_norm_eps: Annotated[float, Field(ge=1e-12, le=1, allow_inf_nan=False)] = 1e-6
+    hidden_act: str | None = None
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = None
+    tie_word_embeddings: bool | None = None
+    eos_token_id: Tokens | None = None
+    paceline: OwnSection | None = None
 
 
 @dataclass(frozen=True)
@@ -60,49 +103,84 @@ class DecoderConfig:
             raise UserError(f"a drafter taps three depths, but this model has only {self.layers} layers")
         return 0, self.layers // 2, self.layers - 1
 
+    @property
+    def parameters(self) -> int:
+        """How many numbers a model of this shape has, counted without making one."""
+        h, d, i = self.hidden_size, self.head_dim, self.intermediate_size
+        layer = 2 * h + self.qkv_size * h + self.heads * d * h + 3 * i * h
+        layer += self.qkv_bias * self.qkv_size + self.o_bias * h + self.mlp_bias * (2 * i + h) + self.qk_norm * 2 * d
+        return self.layers * layer + h + (1 if self.tied else 2) * self.vocab_size * h
+
     @classmethod
     def from_hf(cls, hf: dict[str, Any], where: str = "the model") -> DecoderConfig:
+        place = f"the config.json of {where}"
         family = hf.get("model_type")
-        if family not in FAMILIES:
+        if not isinstance(family, str) or family not in FAMILIES:
             raise UserError(
-                f"{where} is of family '{family}', which Paceline does not run; it runs {', '.join(FAMILIES)}"
+                f"{where} is of family '{shorten(str(family))}', which Paceline does not run; "
+                f"it runs {', '.join(FAMILIES)}"
             )
-        try:
-            hidden, heads = hf["hidden_size"], hf["num_attention_heads"]
-            layers, intermediate, vocab = hf["num_hidden_layers"], hf["intermediate_size"], hf["vocab_size"]
-        except KeyError as err:
-            raise UserError(f"the config.json of {where} has no {err}") from err
-        if hf.get("hidden_act", "silu") != "silu":
-            raise UserError(f"{where} uses the activation '{hf['hidden_act']}'; Paceline runs silu only")
-        bias = bool(hf.get("attention_bias", False))
-        eos = hf.get("eos_token_id")
+        refuse_quantized(hf, where)
+        c = check(HfConfig, hf, place)
+        if c.hidden_act not in (None, "silu"):
+            raise UserError(f"{where} uses the activation '{shorten(c.hidden_act)}'; Paceline runs silu only")
+        heads = c.num_attention_heads
+        kv_heads = c.num_key_value_heads or heads
+        head_dim = c.head_dim or c.hidden_size // heads
+        if heads % kv_heads:
+            raise UserError(f"{place} has {heads} attention heads, which {kv_heads} key/value heads do not divide")
+        if head_dim < 2 or head_dim % 2 or head_dim > MAX_HEAD_DIM:
+            raise UserError(
+                f"{place} gives heads {head_dim} dimensions; they need an even number from 2 to {MAX_HEAD_DIM}"
+            )
+        bias = bool(c.attention_bias)
         return cls(
             family=family,
-            vocab_size=vocab,
-            hidden_size=hidden,
-            intermediate_size=intermediate,
-            layers=layers,
+            vocab_size=c.vocab_size,
+            hidden_size=c.hidden_size,
+            intermediate_size=c.intermediate_size,
+            layers=c.num_hidden_layers,
             heads=heads,
-            kv_heads=hf.get("num_key_value_heads") or heads,
-            head_dim=hf.get("head_dim") or hidden // heads,
-            max_positions=_max_positions(hf),
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            max_positions=_max_positions(c),
             rope=Rope.from_hf(hf, where),
-            norm_eps=hf.get("rms_norm_eps", 1e-6),
-            tied=bool(hf.get("tie_word_embeddings", False)),
+            norm_eps=c.rms_norm_eps,
+            tied=bool(c.tie_word_embeddings),
             qkv_bias=family == "qwen2" or bias,
             o_bias=bias and family in ("llama", "qwen3"),
-            mlp_bias=bool(hf.get("mlp_bias", False)),
+            mlp_bias=bool(c.mlp_bias),
             qk_norm=family == "qwen3",
-            eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+            eos_ids=eos_ids(c.eos_token_id, c.vocab_size, place),
             hf=dict(hf),
         )
 
 
-def _max_positions(hf: dict[str, Any]) -> int:
+def eos_ids(value: int | list[int] | None, vocab_size: int, place: str) -> tuple[int, ...]:
+    """The tokens that end an answer, which a model must be able to write."""
+    ids = tuple(value) if isinstance(value, list) else () if value is None else (value,)
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise UserError(f"'eos_token_id' in {place} names token {token}, but the model has {vocab_size} tokens")
+    return ids
+
+
+def refuse_quantized(hf: dict[str, Any], where: str) -> None:
+    """Packed weights would be read as if they were the numbers that they stand for."""
+    for key in ("quantization_config", "compression_config"):
+        settings = hf.get(key)
+        if settings:
+            method = settings.get("quant_method", key) if isinstance(settings, dict) else key
+            raise UserError(
+                f"{where} is quantized ({shorten(str(method), 40)}); Paceline trains full-precision weights: "
+                "dequantize it first"
+            )
+
+
+def _max_positions(c: HfConfig) -> int:
     """Context length. Within a sliding window attention is ordinary causal attention, so a model with one runs
     unchanged up to the window and is not offered further."""
-    longest = hf.get("max_position_embeddings", 2048)
-    window = hf.get("sliding_window")
-    if hf.get("model_type") in ("qwen2", "qwen3") and not hf.get("use_sliding_window", False):
+    window = c.sliding_window
+    if c.model_type in ("qwen2", "qwen3") and not c.use_sliding_window:
         window = None
-    return min(longest, window) if window else longest
+    return min(c.max_position_embeddings, window) if window else c.max_position_embeddings

@@ -8,16 +8,44 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from paceline.errors import UserError
 from paceline.kernels.fused import fuses
 from paceline.kernels.places import rotations as rotations
+from paceline.reading import check, shorten
 
 TYPES = ("default", "linear", "llama3", "yarn")
+NEEDED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "yarn": ("factor",)}
+MAX_POSITIONS = 2**26
+
+Factor = Annotated[float, Field(ge=1e-3, le=1e6, allow_inf_nan=False)]
+"""Of frequencies: within these bounds angles are finite in every precision."""
+
+
+class RopeSettings(BaseModel):
+    """What is read of `rope_scaling` or `rope_parameters`."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    rope_type: str | None = None
+    type: str | None = None
+    rope_theta: Annotated[float, Field(ge=1, le=1e15, allow_inf_nan=False)] | None = None
+    partial_rotary_factor: float | None = None
+    original_max_position_embeddings: Annotated[int, Field(ge=1, le=MAX_POSITIONS)] | None = None
+    factor: Factor | None = None
+    low_freq_factor: Factor | None = None
+    high_freq_factor: Factor | None = None
+    beta_fast: Factor | None = None
+    beta_slow: Factor | None = None
+    mscale: Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)] | None = None
+    mscale_all_dim: Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)] | None = None
+    attention_factor: Factor | None = None
+    truncate: bool = True
 
 
 @dataclass(frozen=True)
@@ -29,16 +57,35 @@ class Rope:
 
     @classmethod
     def from_hf(cls, hf: dict[str, Any], where: str = "the model") -> Rope:
-        settings = dict(hf.get("rope_scaling") or {}) | dict(hf.get("rope_parameters") or {})
-        kind = settings.get("rope_type") or settings.get("type") or "default"
+        place = f"the config.json of {where}"
+        settings: dict[str, Any] = {}
+        for spelling in ("rope_scaling", "rope_parameters"):
+            settings |= check(dict[str, Any] | None, hf.get(spelling), f"{place} ({spelling})") or {}  # type: ignore[arg-type]
+        nested = [name for name, value in settings.items() if isinstance(value, dict)]
+        if nested:
+            raise UserError(
+                f"{where} turns positions by kind of layer ({shorten(nested[0])}), which Paceline does not run"
+            )
+        known = check(RopeSettings, settings, f"the rope settings in {place}")
+        top = check(RopeSettings, {k: hf[k] for k in ("rope_theta", "partial_rotary_factor") if k in hf}, place)
+        kind = known.rope_type or known.type or "default"
         if kind not in TYPES:
             raise UserError(
-                f"{where} uses '{kind}' rope scaling, which Paceline does not run; it runs {', '.join(TYPES)}"
+                f"{where} uses '{shorten(kind)}' rope scaling, which Paceline does not run; it runs {', '.join(TYPES)}"
             )
-        if settings.get("partial_rotary_factor", hf.get("partial_rotary_factor", 1.0)) != 1.0:
+        for key in NEEDED.get(kind, ()):
+            if settings.get(key) is None:
+                raise UserError(f"the rope settings in {place} have no '{key}', which '{kind}' scaling needs")
+        parts = (known.partial_rotary_factor, top.partial_rotary_factor)
+        if any(part not in (None, 1.0) for part in parts):
             raise UserError(f"{where} rotates only part of each head, which Paceline does not run")
-        theta = settings.get("rope_theta", hf.get("rope_theta", 10000.0))
-        original = settings.get("original_max_position_embeddings", hf.get("max_position_embeddings", 2048))
+        theta = known.rope_theta or top.rope_theta or 10000.0
+        if kind == "llama3" and (known.high_freq_factor or 0) <= (known.low_freq_factor or 0):
+            raise UserError(f"'high_freq_factor' in {place} must be larger than 'low_freq_factor'")
+        if kind == "yarn" and theta <= 1:
+            raise UserError(f"'rope_theta' = {theta:g} in {place} does not work: yarn scaling needs more than 1")
+        longest = check(RopeSettings, {"original_max_position_embeddings": hf.get("max_position_embeddings")}, place)
+        original = known.original_max_position_embeddings or longest.original_max_position_embeddings or 2048
         return cls(theta, kind, settings, original)
 
     def frequencies(self, head_dim: int) -> tuple[Tensor, float]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from paceline.errors import UserError
 from paceline.model.checkpoint import find_model, read_config
+from paceline.model.config import Tokens, eos_ids
+from paceline.model.template import bounded_steps
+from paceline.model.tokenizer_files import check_tokenizer_files
+from paceline.reading import check, inside, read_object, shorten
 
 Messages = list[dict[str, Any]]
 
@@ -16,48 +22,111 @@ Messages = list[dict[str, Any]]
 class Tokenizer:
     """What the rest of Paceline needs of a Hugging Face tokenizer, and nothing else."""
 
-    def __init__(self, hf: Any, where: str, eos_ids: tuple[int, ...]):
+    def __init__(self, hf: Any, where: str, eos_ids: tuple[int, ...], vocab_size: int | None = None):
+        """`vocab_size` is the model's: tokens beyond it have no embedding."""
         self.hf = hf
         self.where = where
+        self.vocab_size = vocab_size
         own = () if hf.eos_token_id is None else (hf.eos_token_id,)
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys((*eos_ids, *own)))
 
-    def encode_prompt(self, prompt: str | Messages) -> list[int]:
-        """Tokens of a prompt. Messages go through the model's chat template; text is taken as it is."""
+    def encode_prompt(self, prompt: str | Messages, origin: str = "") -> list[int]:
+        """Tokens of a prompt. Messages go through the model's chat template; text is taken as it is. `origin` says
+        which prompt it is, for errors."""
+        which = f"the prompt of {origin}" if origin else "the prompt"
         if isinstance(prompt, str):
-            return list(self.hf(prompt, add_special_tokens=True)["input_ids"])
+            return self._encode(prompt, True, which)
         if not self.hf.chat_template:
             raise UserError(
                 f"the prompts are messages, but the tokenizer of {self.where} has no chat template; "
                 "use prompts that are plain text or a model with a template"
             )
-        text = self.hf.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-        return list(self.hf(text, add_special_tokens=False)["input_ids"])
+        with _refusing(f"the chat template of {self.where} does not take {which}"), bounded_steps():
+            text = self.hf.apply_chat_template(_plain(prompt), tokenize=False, add_generation_prompt=True)
+        return self._encode(text, False, which)
+
+    def _encode(self, text: str, special: bool, which: str) -> list[int]:
+        with _refusing(f"the tokenizer of {self.where} does not take {which}"):
+            tokens = list(self.hf(text, add_special_tokens=special)["input_ids"])
+        highest = max(tokens, default=0)
+        if self.vocab_size is not None and highest >= self.vocab_size:
+            raise UserError(
+                f"the tokenizer of {self.where} writes {which} with token {highest}, but the model has only "
+                f"{self.vocab_size} tokens; do the two belong together?"
+            )
+        return tokens
 
     def decode(self, tokens: list[int], skip_special: bool = True) -> str:
         return self.hf.decode(tokens, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
 
     def save(self, folder: Path) -> None:
-        self.hf.save_pretrained(folder)
+        with _refusing(f"the tokenizer of {self.where} cannot be written to {folder}"):
+            self.hf.save_pretrained(folder)
 
 
 def load_tokenizer(path: str) -> Tokenizer:
-    from transformers import AutoTokenizer
-
     folder = find_model(path)
     config = read_config(folder)
-    try:
-        hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as err:
-        reason = re.sub(r"\s+", " ", str(err))[:200]
-        raise UserError(f"no tokenizer could be loaded from {folder}: {reason}") from err
-    return Tokenizer(hf, str(path), (*config.eos_ids, *_generation_eos(folder)))
+    check_tokenizer_files(folder)
+    ends = (*config.eos_ids, *generation_eos(folder, config.vocab_size))
+    with _refusing(f"no tokenizer could be loaded from {folder}"):
+        from transformers import AutoTokenizer
+
+        hf = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = Tokenizer(hf, str(path), ends, config.vocab_size)
+        tokenizer.decode(tokenizer.encode_prompt("1 + 1"))  # some kinds of damage show only here
+    return tokenizer
 
 
-def _generation_eos(folder: Path) -> tuple[int, ...]:
+class GenerationConfig(BaseModel):
+    """What is read of generation_config.json."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    eos_token_id: Tokens | None = None
+
+
+def read_generation(folder: Path) -> dict[str, Any]:
+    """generation_config.json, checked; empty where there is none."""
+    if not (folder / "generation_config.json").exists():
+        return {}
+    file = inside(folder, "generation_config.json")
+    values = read_object(file)
+    check(GenerationConfig, values, str(file))
+    return values
+
+
+def generation_eos(folder: Path, vocab_size: int) -> tuple[int, ...]:
     """Chat models often end a turn with a token that only generation_config.json names."""
-    file = folder / "generation_config.json"
-    if not file.is_file():
-        return ()
-    eos = json.loads(file.read_text()).get("eos_token_id")
-    return tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    return eos_ids(read_generation(folder).get("eos_token_id"), vocab_size, f"generation_config.json of {folder}")
+
+
+def _plain(messages: Messages) -> Messages:
+    """Contents that are lists of text parts as one text: templates of text models take nothing else, and those that
+    know parts put them together in the same way."""
+    return [
+        message | {"content": "".join(part["text"] for part in message["content"])}
+        if isinstance(message.get("content"), list | tuple)
+        else message
+        for message in messages
+    ]
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Tokenizers and templates are files that others wrote, run by libraries that raise whatever they like: bare
+    exceptions from Rust, errors of templates, and panics, which are no Exception."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as err:
+        raise UserError(f"{what}: {_reason(err)}") from err
+    except BaseException as err:
+        if type(err).__name__ != "PanicException":
+            raise
+        raise UserError(f"{what}: {_reason(err)}") from err
+
+
+def _reason(err: BaseException) -> str:
+    return shorten(str(err), 200) or type(err).__name__

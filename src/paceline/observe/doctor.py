@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.machine import machine_memory
+
 OPTIONAL = {
     "ray": ("workers on several machines", "paceline[ray]"),
     "trl": ("use inside TRL", "paceline[trl]"),
@@ -37,7 +39,7 @@ def examine() -> list[Finding]:
 
 def _machine() -> list[Finding]:
     threads, free = torch.get_num_threads(), shutil.disk_usage(".").free / 1e9
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    memory = machine_memory() / 1e9
     return [
         Finding("python", platform.python_version(), "runs Paceline"),
         Finding("torch", torch.__version__, "decoder, engine, learner"),

@@ -41,7 +41,9 @@ def accept_curve(run: RunData) -> str:
             x = frame.x(min(row["step"] + 0.5, frame.x1))
             marks.append(rule(x, frame.top, x, frame.bottom, 0.45, dash="4 3"))
             if x - labelled > PER_LABEL:
-                marks.append(text(x, frame.top - 4, f"v{row['drafter/version']:g}", anchor="middle", faint=True))
+                marks.append(
+                    text(x, frame.top - 4, f"v{row.get('drafter/version', math.nan):g}", anchor="middle", faint=True)
+                )
                 labelled = x
     return _curves(run, {name: "tokens per check"}, "", frame=frame, rows=guessed, extra="".join(marks))
 

@@ -74,7 +74,7 @@ def draw_lanes(spans: list[Span], workers: list[int]) -> str:
     height = len(workers) * (LANE + GAP) - GAP
     frame = Frame(LEFT, 8, WIDTH - LEFT - 24, height, 0.0, span_s, 0.0, 1.0)
     parts = [axes(frame, "seconds", ticks(0, span_s, 8), [])]
-    peak = max((max(s.args["batch"]) for s in spans if "batch" in s.args), default=1)
+    peak = max([1, *(max(s.args["batch"]) for s in spans if "batch" in s.args)])
     for i, worker in enumerate(workers):
         top = frame.top + i * (LANE + GAP)
         parts.append(text(LEFT - 10, top + LANE / 2 + 4, f"worker {worker}", anchor="end"))
@@ -101,7 +101,7 @@ def _draw(span: Span, frame: Frame, begin: float, top: float, peak: int) -> str:
 def _title(span: Span, begin: float) -> str:
     words = [f"{span.name}: {span.seconds:.3f} s from {span.start - begin:.3f} s"]
     if "rounds" in span.args:
-        words.append(f"{span.args['rounds']:,} rounds, {span.args['tokens']:,} tokens")
+        words.append(f"{span.args['rounds']:,} rounds, {span.args.get('tokens', 0):,} tokens")
     if "batch" in span.args:
         words.append("batch {} to {}".format(*span.args["batch"]))
     return ", ".join(words)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
 import time
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from rich.console import Console, Group
@@ -35,9 +38,42 @@ WIDTH = 40
 SHORT = 0.05  # seconds: a part that took less is left out of a step's line
 
 
+class Lasting:
+    """A stream that may go away: a closed terminal, or a pipe whose reader has ended. A run goes on without it."""
+
+    def __init__(self, stream: IO[str]):
+        self._stream = stream
+        self._gone = False
+
+    def write(self, text: str) -> int:
+        return self._try("write", text) or len(text)
+
+    def flush(self) -> None:
+        self._try("flush")
+
+    def _try(self, name: str, *args: str) -> Any:
+        if self._gone:
+            return None
+        try:
+            return getattr(self._stream, name)(*args)
+        except UnicodeError:
+            raise
+        except (OSError, ValueError):  # ValueError: it was closed on our side
+            self._gone = True
+            # What is still in its buffer would fail again when the program ends, and change its exit code.
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nothing:
+                os.dup2(nothing.fileno(), self._stream.fileno())
+            return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class LiveView:
     def __init__(self, config: Config, console: Console | None = None, quiet: bool = False):
         self.console = console or Console(quiet=quiet, highlight=False)
+        if not isinstance(self.console.file, Lasting):
+            self.console.file = Lasting(self.console.file)  # type: ignore[assignment]
         self.steps = config.steps
         self.rewards: list[float] = []
         self.last: dict[str, float] = {}
@@ -129,10 +165,10 @@ def of_workers(m: dict[str, float]) -> str:
     """How many workers took part in a step, and what they did with their idle time; nothing if there is only one."""
     if "cluster/workers" not in m:
         return ""
-    count, lost = round(m["cluster/workers"]), round(m.get("cluster/lost", 0.0))
-    words = [f"{count} worker{'s' if count != 1 else ''}"]
-    if lost:
-        words.append(f"{lost} lost")
+    count, lost = f"{m['cluster/workers']:.0f}", m.get("cluster/lost", 0.0)
+    words = [f"{count} worker{'s' if count != '1' else ''}"]
+    if lost >= 1:
+        words.append(f"{lost:.0f} lost")
     if m.get("cluster/training_s", 0.0) >= SHORT:
         words.append(f"{m['cluster/training_s']:.1f} s of training in idle time")
     return ", ".join(words)
@@ -162,15 +198,17 @@ def guessing(m: dict[str, float]) -> str:
 
 
 def sparkline(values: list[float], width: int = WIDTH) -> str:
+    """Values that are not finite are blanks."""
     values = values[-width:]
-    low, high = min(values), max(values)
+    finite = [v for v in values if math.isfinite(v)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(BARS) - 2) / (high - low) if high > low else 0.0
-    return "".join(BARS[1 + round((v - low) * scale)] for v in values)
+    return "".join(BARS[1 + round((v - low) * scale)] if math.isfinite(v) else BARS[0] for v in values)
 
 
 def summary(rows: list[dict[str, Any]], folder: str, report: str | None = None) -> Table:
     """What a run came to."""
-    rewards = [row["critic/rewards/mean"] for row in rows]
+    rewards = [row.get("critic/rewards/mean", math.nan) for row in rows] or [math.nan]
     third = max(1, len(rewards) // 3)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
@@ -179,9 +217,9 @@ def summary(rows: list[dict[str, Any]], folder: str, report: str | None = None) 
     table.add_row("mean reward", f"first {rewards[0]:.3f}, last {rewards[-1]:.3f}")
     table.add_row("by thirds", f"first {np.mean(rewards[:third]):.3f}, last {np.mean(rewards[-third:]):.3f}")
     table.add_row("reward", sparkline(rewards))
-    median = lambda name: float(np.median([row.get(name, 0.0) for row in rows]))  # noqa: E731
+    median = lambda name: float(np.median([row.get(name, 0.0) for row in rows] or [math.nan]))  # noqa: E731
     speed = f"{median('rollout/tok_s'):,.0f} tokens/s (median)"
-    guessed = [row["rollout/spec_accept_length"] for row in rows if row.get("rollout/spec_rounds")]
+    guessed = [row.get("rollout/spec_accept_length", math.nan) for row in rows if row.get("rollout/spec_rounds")]
     if guessed:
         speed += f", {np.median(guessed):.2f} tokens per check where guesses were made"
     table.add_row("rollout", speed)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from paceline.observe.rundata import RunData
 from paceline.observe.timeline import LOST, UPDATE
 
+MOST = 10**4  # workers that a step can have lost
 MANY = 4  # losses of which each gets a sentence
 
 
@@ -25,7 +26,8 @@ class Loss:
 
 
 def find_losses(run: RunData) -> list[Loss]:
-    left = {row["step"]: int(row["cluster/lost"]) for row in run.metrics if row.get("cluster/lost")}
+    lost = {row["step"]: row.get("cluster/lost", 0.0) for row in run.metrics}
+    left = {step: int(count) for step, count in lost.items() if 1 <= count <= MOST}  # NaN is neither
     struck = sorted(left)
     ends: dict[int, float] = {}
     part: dict[int, set[int]] = {}  # who took part in the update of each step

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from paceline import reading
 from paceline.errors import UserError
+from paceline.writing import append_text, write_aside
 
 
 class MetricsLog:
@@ -30,37 +35,69 @@ class MetricsLog:
 
 
 def append_line(file: Path, values: dict[str, Any]) -> None:
-    with open(file, "a", encoding="utf-8") as out:
-        out.write(json.dumps(values, ensure_ascii=False) + "\n")
+    append_text(file, json.dumps(without_nan(values), ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """All whole lines. A kill can leave half a line at the end; it is passed over."""
-    if not file.is_file():
-        return []
-    out = []
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            out.append(json.loads(line))
-        except json.JSONDecodeError:
+    """The rows of `metrics.jsonl`, numbers all; NaN where a number was not finite."""
+    rows = []
+    for number, (_, row) in enumerate(read_rows(file), 1):
+        for name, value in row.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise UserError(
+                    f"'{reading.shorten(name)}' of row {number} of {file} is not a number; fix or remove that line"
+                )
+        rows.append({name: math.nan if value is None else value for name, value in row.items()})
+    return rows
+
+
+def read_rows(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines of a log, as they stand in the file and as what they say: each an object with its step. A kill can
+    leave half a line at the end, which is passed over; any other line that is damaged is an error, because whoever goes
+    on would lose it, and whoever looks would get wrong numbers without a word."""
+    if not os.path.lexists(file):
+        return
+    lines = reading.read_lines(reading.inside(file.parent, file.name))
+    for number, line in lines:
+        where = f"line {number} of {file}"
+        if not line.strip():
             continue
-    return out
+        try:
+            row = reading.parse_json(reading.decode(line, where), where, constants=True)
+        except UserError as err:
+            if not line.endswith(b"\n"):
+                return
+            raise UserError(f"{err}; fix or remove that line") from err
+        if not isinstance(row, dict) or not _is_step(row.get("step")):
+            raise UserError(f"{where} has no step; fix or remove that line")
+        yield line, row
 
 
 def cut_lines(file: Path, last_step: int) -> None:
     """Forget what was written after `last_step`, so that a resumed run writes it again."""
-    if not file.is_file():
-        return
-    kept = [row for row in read_lines(file) if row["step"] <= last_step]
-    aside = file.with_suffix(".tmp")
-    aside.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
-    aside.replace(file)
+    if os.path.lexists(file):
+        write_aside(file, (line.rstrip(b"\n") + b"\n" for line, row in read_rows(file) if row["step"] <= last_step))
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has no NaN and no infinity: such numbers become null."""
+    if isinstance(value, dict):
+        return {key: without_nan(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _TensorBoard:
     def __init__(self, folder: Path):
         from torch.utils.tensorboard import SummaryWriter
 
+        if os.path.lexists(folder) and (folder.is_symlink() or not folder.is_dir()):
+            raise UserError(f"{folder} is not a folder of the run; remove it, or set log.tensorboard to false")
         self.writer = SummaryWriter(str(folder))
 
     def write(self, step: int, metrics: dict[str, float]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import html
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -20,6 +19,7 @@ from paceline.observe.losses import describe_losses, find_losses
 from paceline.observe.rundata import RunData, read_run
 from paceline.observe.svg import number
 from paceline.observe.worth import Worth, duration, measure, sentences, verdict
+from paceline.writing import write_aside
 
 MOST_LANES = 120  # steps whose lanes are drawn; of a longer run, every so manieth
 STYLE = """
@@ -58,9 +58,7 @@ def write_report(folder: Path, out: Path | None = None) -> tuple[Path, Worth]:
         raise UserError(f"{folder} has no finished step yet, so there is nothing to report")
     worth = measure(run)
     file = out or folder / "report.html"
-    aside = file.with_name(f".{file.name}.{os.getpid()}")  # somebody may be looking at the one before
-    aside.write_text(page(run, worth), encoding="utf-8")
-    aside.replace(file)
+    write_aside(file, page(run, worth))  # somebody may be looking at the one before
     return file, worth
 
 

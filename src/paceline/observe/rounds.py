@@ -174,7 +174,7 @@ def tallies(spans: list[Span]) -> list[Tally]:
     for span in spans:
         for strategy, by_size in span.args.get("strategies", {}).items():
             for size, (rounds, seconds, typical, worth, tokens) in by_size.items():
-                out.append(Tally(span.step, strategy, int(size), rounds, seconds, typical, worth, tokens))
+                out.append(Tally(span.step, strategy, int(size), int(rounds), seconds, typical, worth, int(tokens)))
     return out
 
 

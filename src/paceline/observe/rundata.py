@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import yaml
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
 
-from paceline.config import Config
+from paceline import reading
+from paceline.config import Config, build_config, read_settings
+from paceline.decisions import Decisions, flat, read_decisions
 from paceline.errors import UserError
-from paceline.observe.metrics import read_lines
+from paceline.observe.metrics import read_lines, read_rows
 from paceline.observe.timeline import Span, read_timeline
+
+HUGE = 1e100
+
+
+class Answers(TypedDict):
+    """A row of answers.jsonl, as far as anybody reads it."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")  # type: ignore[misc]
+    step: int
+    lengths: list[Annotated[int, Field(ge=0, le=2**31)]]
+
+
+_ANSWERS = reading.checker(Answers)
 
 
 @dataclass(frozen=True)
@@ -21,6 +37,8 @@ class RunData:
     folder: Path
     settings: dict[str, Any]
     """By dotted key."""
+    decided: Decisions
+    """Those of them that were left open."""
     metrics: list[dict[str, Any]]
     """A row per finished step."""
     spans: list[Span]
@@ -53,58 +71,41 @@ class RunData:
         return sum(v for v in self.values(name) if math.isfinite(v))
 
     def changed_settings(self) -> dict[str, tuple[Any, Any]]:
-        """Settings that are not the schema's defaults, each with its default."""
-        usual = _flat(Config().model_dump(mode="json"))
+        """Settings that are not the schema's defaults, each with its default. What the defaults leave open is no change
+        if it was decided."""
+        usual = dict(flat(Config().model_dump(mode="json")))
         changed = {key: (value, usual.get(key)) for key, value in self.settings.items() if key != "run_dir"}
-        return {key: pair for key, pair in changed.items() if pair[0] != pair[1]}
+        return {key: pair for key, pair in changed.items() if self._given(key) != pair[1]}
+
+    def _given(self, key: str) -> Any:
+        value, decision = self.settings[key], self.decided.get(key)
+        return decision.given if decision and decision.decided == value else value
 
 
 def read_run(folder: Path) -> RunData:
-    file = folder / "config.yaml"
-    if not file.is_file():
-        raise UserError(f"{folder} is not a run directory: it has no config.yaml")
-    try:
-        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as err:
-        raise UserError(f"{file} is not valid YAML, so the run cannot be read") from err
-    if not isinstance(settings, dict):
-        raise UserError(f"{file} holds no settings, so the run cannot be read")
+    if not os.path.isfile(folder / "config.yaml"):  # which says no of names that no file can have
+        raise UserError(f"{reading.shorten(str(folder), 200)} is not a run directory: it has no config.yaml")
+    file = reading.inside(folder, "config.yaml")
+    settings = build_config(read_settings(file), where=str(file)).model_dump(mode="json")
     metrics = _read_metrics(folder / "metrics.jsonl")
     last = metrics[-1]["step"] if metrics else 0
     spans = [span for span in read_timeline(folder / "timeline.json") if span.step <= last]
-    answers = [row for row in read_lines(folder / "answers.jsonl") if row["step"] <= last]
-    return RunData(folder, _flat(settings), metrics, spans, answers)
+    answers = [row for row in _read_answers(folder / "answers.jsonl") if row["step"] <= last]
+    return RunData(folder, dict(flat(settings)), read_decisions(folder), metrics, spans, answers)
 
 
 def _read_metrics(file: Path) -> list[dict[str, Any]]:
-    """Unlike where a run goes on, a damaged line is an error here: numbers would be wrong without a word. Only the last
-    line may be a half one, because the run may be writing it at this moment."""
-    if not file.is_file():
-        return []
-    lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
-    rows = []
-    for at, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line) if line.strip() else None
-        except json.JSONDecodeError as err:
-            if at == len(lines):
-                break
-            raise UserError(f"line {at} of {file} is not JSON; mend or remove it") from err
-        if row is None:
-            continue
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            raise UserError(f"line {at} of {file} has no step; mend or remove it")
-        if not all(isinstance(value, int | float) for value in row.values()):
-            raise UserError(f"line {at} of {file} holds something that is not a number; mend or remove it")
-        rows.append(row)
+    """One row per step, in their order. A number that no picture can show counts as one that is not finite."""
+    rows: list[dict[str, Any]] = []
+    for row in read_lines(file):
+        if rows and row["step"] <= rows[-1]["step"]:
+            raise UserError(f"{file} has step {row['step']} behind step {rows[-1]['step']}; fix or remove that line")
+        rows.append({name: v if name == "step" or abs(v) < HUGE else math.nan for name, v in row.items()})
     return rows
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            out |= _flat(value, f"{prefix}{key}.")
-        else:
-            out[prefix + key] = value
-    return out
+def _read_answers(file: Path) -> list[dict[str, Any]]:
+    rows = []
+    for number, (_, row) in enumerate(read_rows(file), 1):
+        rows.append(dict(_ANSWERS(row, f"row {number} of {file}")))
+    return rows

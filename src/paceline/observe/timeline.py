@@ -7,9 +7,17 @@ was killed leaves an array without its end; trace viewers accept that, and so do
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
+
+from paceline import reading
+from paceline.errors import UserError
+from paceline.writing import append_text, write_aside
 
 PREFILL, PLAIN, SPECULATIVE = "prefill", "decode plain", "decode speculative"
 IDLE, TRAIN, MERGE, REWARD, UPDATE, SAVE = "idle", "train drafter", "merge drafter", "reward", "update", "save"
@@ -49,9 +57,7 @@ class Timeline:
         lines = [json.dumps(first)]
         for span in kept:
             lines += self._lines(span)
-        aside = file.with_suffix(".tmp")
-        aside.write_text("[\n" + ",\n".join(lines), encoding="utf-8")
-        aside.replace(file)
+        write_aside(file, "[\n" + ",\n".join(lines))
 
     def span(self, worker: int, name: str, start: float, seconds: float, step: int, **args: Any) -> None:
         """`start` is `time.time()`: processes of one machine agree on it."""
@@ -59,13 +65,11 @@ class Timeline:
 
     def add(self, span: Span) -> None:
         lines = self._lines(span._replace(start=max(0.0, span.start - self._zero)))
-        with open(self.file, "a", encoding="utf-8") as out:
-            out.write("".join(f",\n{line}" for line in lines))
+        append_text(self.file, "".join(f",\n{line}" for line in lines))
 
     def close(self) -> None:
         """The run has ended, so the array does."""
-        with open(self.file, "a", encoding="utf-8") as out:
-            out.write("\n]\n")
+        append_text(self.file, "\n]\n")
 
     def _lines(self, span: Span) -> list[str]:
         """The event of a span, and its lane's name before the first one. Both ends are rounded, not the length, so that
@@ -80,19 +84,65 @@ class Timeline:
         return lines
 
 
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
+Count = Annotated[int, Field(ge=0, le=2**62)]
+Number = Annotated[int | float, Field(ge=0, le=1e12)]
+Sums = Annotated[list[Number], Field(min_length=5, max_length=5)]
+
+
+class Args(TypedDict, total=False):
+    """What is known of a span besides its time (see `rounds.py`); others may add to it."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    step: Count
+    rounds: Count
+    tokens: Count
+    batch: Annotated[list[Count], Field(min_length=2, max_length=2)]
+    tail_s: Seconds
+    strategies: dict[str, dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Sums]]
+
+
+class Event(TypedDict):
+    """A span as the file has it; times in microseconds."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")  # type: ignore[misc]
+    name: str
+    ph: Literal["X"]
+    tid: Annotated[int, Field(ge=1, le=2**20)]
+    ts: Annotated[float, Field(ge=0, le=1e18)]
+    dur: Annotated[float, Field(ge=0, le=1e18)]
+    args: Args
+
+
+_EVENT = reading.checker(Event)
+
+
 def read_timeline(file: Path) -> list[Span]:
-    """All whole spans, whether or not the file has its end; none if there is no file. Times are since the run began."""
-    if not file.is_file():
+    """All spans, whether or not the file has its end; none if there is no file. Times are since the run began. Half a
+    line at the end is passed over, any other that is damaged is an error."""
+    if not os.path.lexists(file):
         return []
     spans = []
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            event = json.loads(line.rstrip(","))
-        except json.JSONDecodeError:  # a bracket, or half a line at the end
+    for number, line in reading.read_lines(reading.inside(file.parent, file.name)):
+        where = f"line {number} of {file}"
+        bare = line.strip().rstrip(b",")
+        if bare in (b"", b"[", b"]"):
             continue
-        if isinstance(event, dict) and event.get("ph") == "X":
-            args = dict(event["args"])
-            step = args.pop("step")
-            start, seconds = event["ts"] / 1e6, event["dur"] / 1e6
-            spans.append(Span(event["tid"] - 1, event["name"], start, seconds, step, args))
+        try:
+            event = reading.parse_json(reading.decode(bare, where), where)
+        except UserError as err:
+            if not line.endswith(b"\n"):  # the last one, which a kill has cut
+                break
+            raise UserError(f"{err}; fix or remove that line") from err
+        if not isinstance(event, dict):
+            raise UserError(f"{where} is not an event of a timeline; fix or remove that line")
+        if event.get("ph") != "X":
+            continue
+        checked = _EVENT(event, where)
+        args: dict[str, Any] = dict(checked["args"])
+        if "step" not in args:
+            raise UserError(f"{where} has no step; fix or remove that line")
+        step = args.pop("step")
+        start, seconds = checked["ts"] / 1e6, checked["dur"] / 1e6
+        spans.append(Span(checked["tid"] - 1, checked["name"], start, seconds, step, args))
     return spans

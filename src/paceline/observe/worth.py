@@ -158,7 +158,8 @@ def verdict(w: Worth) -> str:
         return "Nothing was guessed ahead in this run, so there was nothing to win."
     if not w.compared_s:
         return "This run alone cannot tell: it has no plain rounds to compare with."
-    share = w.net_s / (w.rollout_s * w.workers + w.net_s)
+    whole = w.rollout_s * w.workers + w.net_s
+    share = w.net_s / whole if whole > 0 else 0.0
     few = w.plain_rounds < FEW
     basis = f", judging by only {_count(w.plain_rounds, 'plain round')}" if few else ""
     if w.net_s > 0:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline.errors import UserError
 from paceline.kernels.fused import fuses
+from paceline.machine import machine_memory
 from paceline.model.config import DecoderConfig
 
 CPU_KV_BYTES = 2 * 10**9
@@ -129,6 +130,12 @@ def affordable_pages(wanted: int, size: int, limit: int | None, device: torch.de
     else:
         room = CPU_KV_BYTES
     pages = min(wanted, room // size)
+    memory = machine_memory()
+    if device.type == "cpu" and pages * size > memory:
+        raise UserError(
+            f"KV pages would take {pages * size / 1e9:.3g} GB, but this machine has {memory / 1e9:.3g} GB; "
+            "lower rollout.kv_memory_gb"
+        )
     if pages < 2:
         raise UserError(
             f"{room / 1e9:.3g} GB for KV pages is less than two pages of {size / 1e6:.1f} MB each; "

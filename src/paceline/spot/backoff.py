@@ -10,7 +10,10 @@ there is a verdict, and in the rollout itself in every step, because in most of 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
 
 from paceline.spot.verdict import Verdict
 
@@ -19,6 +22,17 @@ LITTLE = 0.005  # a gain, relative, that is not worth training for
 DROP = 0.05  # below the best of late, relative: more than the answers of one step and the next differ by chance
 RARELY = 8  # at least once in so many steps
 SMOOTHING = 0.5  # share of the newest rollout in the average; single steps have other answers and other strategies
+
+
+class BackoffState(TypedDict):
+    """As a checkpoint keeps it."""
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)  # type: ignore[misc]
+    every: Annotated[int, Field(ge=1, le=2**62)]
+    gains: list[float]
+    levels: list[float]
+    rollout: float | None
+    best_rollout: float
 
 
 class Backoff:

@@ -6,6 +6,7 @@ import difflib
 from typing import Any
 
 from paceline.errors import UserError
+from paceline.reading import shorten
 from paceline.tasks.sample import Sample, mix_seed
 
 DEFAULT_SIZE = 100_000
@@ -27,11 +28,22 @@ class Gym:
         settings = {"size": DEFAULT_SIZE, "seed": mix_seed(seed, name) % 2**31} | options
         try:
             self.data = gym.create_dataset(name, **settings)
-        except (TypeError, AssertionError, ValueError) as err:
-            raise UserError(f"reasoning-gym's '{name}' does not take task.options = {options}: {err}") from err
+            size = len(self.data)
+        except Exception as err:  # each of its tasks refuses options in its own way
+            raise UserError(f"{self._takes(options)}: {_reason(err)}") from err
+        if size < 1:
+            raise UserError(f"{self._takes(options)}: there would be no samples")
+        self.options = options
+
+    def _takes(self, options: dict[str, Any]) -> str:
+        name = self.name.removeprefix("gym:")
+        return f"reasoning-gym's '{name}' does not take task.options = {shorten(str(options), 200)}"
 
     def sample(self, index: int) -> Sample:
-        entry = self.data[index % len(self.data)]
+        try:
+            entry = self.data[index % len(self.data)]
+        except Exception as err:  # some options are refused only where a problem is made from them
+            raise UserError(f"{self._takes(self.options)}, found at sample {index}: {_reason(err)}") from err
         text = f"{entry['question']}\n\n{INSTRUCTION}"
         prompt = [{"role": "user", "content": text}] if self.style == "chat" else text + "\n"
         return Sample(index, prompt, {"entry": entry, "task": self.name.removeprefix("gym:")})
@@ -41,6 +53,10 @@ def score(text: str, entry: dict[str, Any], task: str) -> float:
     gym = _library()
     answer = gym.utils.extract_answer(text, tag_name="answer")
     return float(gym.get_score_answer_fn(task)(answer, entry))
+
+
+def _reason(err: Exception) -> str:
+    return shorten(str(err), 200) or type(err).__name__
 
 
 def _library() -> Any:

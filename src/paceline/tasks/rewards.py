@@ -19,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
+from paceline.reading import shorten
 from paceline.tasks import countdown, gym
 from paceline.tasks.sample import Sample, text_of
+
+MAX_SHOWN = 200  # characters of what a function returned, in a sentence
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def judge(rewards: list[Reward], sample: Sample, text: str, tokens: list[int]) -
         try:
             number = float(value)
         except (TypeError, ValueError) as err:
-            raise BadReward(f"returned {value!r}, which is not a number") from err
+            raise BadReward(f"returned {shown(value)}, which is not a number") from err
         if not math.isfinite(number):
             raise BadReward(f"returned {number}")
         values[reward.name] = number
@@ -67,6 +70,14 @@ def judge(rewards: list[Reward], sample: Sample, text: str, tokens: list[int]) -
 
 class BadReward(Exception):
     """A reward function gave something that cannot be used."""
+
+
+def shown(value: Any) -> str:
+    """A value in a sentence, however large it is and whatever its `repr` does."""
+    try:
+        return shorten(repr(value), MAX_SHOWN)
+    except Exception as err:  # noqa: BLE001 (the user's object; that it cannot be shown is what is told)
+        return f"a {type(value).__name__} that cannot be shown ({type(err).__name__})"
 
 
 def total(rewards: list[tuple[str, float]], values: dict[str, float]) -> float:
@@ -85,7 +96,8 @@ def _import(name: str, builtin: list[str]) -> Callable[..., Any]:
     except UserError:
         raise
     except (Exception, SystemExit) as err:  # a module can fail in any way while it is imported
-        raise UserError(f"the reward '{name}' cannot be imported: {type(err).__name__}: {err}") from err
+        reason = shorten(f"{type(err).__name__}: {err}", MAX_SHOWN)
+        raise UserError(f"the reward '{name}' cannot be imported: {reason}") from err
     function = getattr(module, attribute, None)
     if not callable(function):
         raise UserError(f"{place} has no function '{attribute}', which the reward '{name}' names")
@@ -146,7 +158,7 @@ def _call_trl(
     if inspect.iscoroutine(result):
         result = asyncio.run(result)
     if not hasattr(result, "__len__") or len(result) != 1:
-        raise BadReward(f"returned {result!r} for one completion instead of a list with one value")
+        raise BadReward(f"returned {shown(result)} for one completion instead of a list with one value")
     return result[0]
 
 

@@ -17,6 +17,13 @@ class Sample:
     prompt: Prompt
     columns: dict[str, Any] = field(default_factory=dict)
     """Passed to the reward functions by name."""
+    origin: str = ""
+    """Which row it is, for messages: "line 7 of data.jsonl"; empty for one that was generated."""
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"sample {self.index} ({self.origin})" if self.origin else f"sample {self.index}"
 
 
 class Task(Protocol):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.errors import UserError
+from paceline.reading import shorten
 from paceline.tasks.countdown import Countdown, Style
-from paceline.tasks.datasets import DataSet, read_file, read_hub
+from paceline.tasks.datasets import DataSet, Rows, read_file, read_hub
 from paceline.tasks.gym import Gym
 from paceline.tasks.sample import Task
 
@@ -22,13 +24,15 @@ def make_task(config: TaskConfig, seed: int, style: Style) -> Task:
         return Countdown(config.difficulty, style, seed, config.problems)
     if name.startswith("gym:"):
         return Gym(name.removeprefix("gym:"), config.options, style, seed)
+    rows: Rows | Sequence[Any]
     if name.startswith("hub:"):
         rows = read_hub(name.removeprefix("hub:"), config.split)
     elif Path(name).suffix in (".jsonl", ".json", ".parquet"):
         rows = read_file(Path(name).expanduser())
     else:
         raise UserError(
-            f"task.name = '{name}' is not a task: use countdown, gym:NAME, hub:ID, or a .jsonl or .parquet file"
+            f"task.name = '{shorten(name, 200)}' is not a task: use countdown, gym:NAME, hub:ID, "
+            "or a .jsonl, .json or .parquet file"
         )
     return DataSet(name, rows, config.prompt_column, config.system, config.shuffle, seed)
 

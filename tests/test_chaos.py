@@ -1,0 +1,166 @@
+"""Drivers, workers, rewards and actors are killed at any moment, and the run is resumed until it is done: nothing is
+lost, doubled or changed, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from paceline.process.guard import descendants
+
+from .cluster.runs import SMALL
+from .processes import gone
+
+WORDS = [
+    *SMALL, "steps=12", "rollout.max_tokens=60", "checkpoint.every=2", "cluster.workers=2", "cluster.restarts=100000",
+    "reward.workers=2", "spot.when=tail", "spot.rarely=1", "model.threads=1",
+]  # fmt: skip
+SAME = ("critic/rewards/mean", "actor/pg_loss", "response_length/mean", "actor/grad_norm")
+KINDS = {
+    "worker": "paceline.cluster.local_worker",
+    "reward": "paceline.tasks.reward_worker",
+    "actor": "ray::Actor",
+}
+DEADLINE = 600.0  # seconds for one step of all this: turns a hang into a failure
+TOGETHER = 4.0  # seconds in which a second worker is spared: two at once may take the state of the run with them
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def rows(run: Path) -> dict[int, dict]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines]
+    assert steps == list(range(1, len(steps) + 1)), f"a step is missing or there twice: {steps}"
+    return {line["step"]: line for line in lines}
+
+
+class Chaos:
+    """A run and all that is done to it."""
+
+    def __init__(self, run: Path, words: list[str], seed: int, environment: dict[str, str]):
+        self.run = run
+        self.words = words
+        self.environment = environment
+        self.dice = random.Random(seed)
+        self.killed: Counter[str] = Counter()
+        self.seen: set[int] = set()
+
+    def start(self) -> subprocess.Popen:
+        resume = (self.run / "config.yaml").exists()
+        words = ["--resume", str(self.run)] if resume else [*self.words, f"run_dir={self.run}"]
+        self.log = open(self.run.with_suffix(".log"), "a")  # noqa: SIM115 (closed with the process)
+        command = [sys.executable, "-m", "paceline", "train", *words]
+        return subprocess.Popen(command, stdout=self.log, stderr=self.log, env=os.environ | self.environment)
+
+    def kill_until_done(self, kills: int) -> None:
+        """Strike at random moments until so many kills; then let the run finish."""
+        driver = self.start()
+        last = time.monotonic()
+        while True:
+            left = kills - self.killed.total()
+            try:
+                code = driver.wait(self.dice.uniform(0.2, 3.0) if left > 0 else DEADLINE)
+            except subprocess.TimeoutExpired:
+                assert left > 0, "the run hangs"
+                last = self.strike(driver, last)
+                continue
+            assert code in (0, 1, -signal.SIGKILL), (code, self.said())
+            if code == 1:
+                assert "--resume" in self.said() and "Traceback" not in self.said(), self.said()
+            assert gone(self.seen), f"left behind: {[command_of(pid) for pid in self.seen]}"
+            if code == 0:
+                if left <= 0:
+                    return
+                self.begin_again()
+            driver = self.start()
+
+    def strike(self, driver: subprocess.Popen, last: float) -> float:
+        """Kill the driver, or one of its processes of a random kind -> when a worker was struck last."""
+        below = descendants(driver.pid)
+        self.seen |= set(below)
+        kind = self.dice.choice(["driver", "worker", "worker", "reward", "actor"])
+        if kind == "driver" and (self.run / "config.yaml").exists():
+            driver.kill()
+            driver.wait()
+            self.killed[kind] += 1
+            return last
+        if kind not in KINDS or (kind in ("worker", "actor") and time.monotonic() - last < TOGETHER):
+            return last
+        targets = [pid for pid in below if KINDS[kind] in command_of(pid)]
+        if not targets:
+            return last
+        try:
+            os.kill(self.dice.choice(targets), signal.SIGKILL)
+        except ProcessLookupError:
+            return last
+        self.killed[kind] += 1
+        return time.monotonic() if kind in ("worker", "actor") else last
+
+    def begin_again(self) -> None:
+        """The run was done before there were enough kills: check it, and make it once more."""
+        self.check()
+        self.run = self.run.with_name(self.run.name + "x")
+
+    def said(self) -> str:
+        return self.run.with_suffix(".log").read_text()[-4000:]
+
+    expected: dict[int, dict]
+
+    def check(self) -> None:
+        after = rows(self.run)
+        assert after.keys() == self.expected.keys()
+        for step, row in after.items():
+            for name in SAME:
+                assert row[name] == pytest.approx(self.expected[step][name], abs=1e-6), (step, name)
+        answers = [json.loads(line) for line in (self.run / "answers.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in answers] == list(self.expected)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> dict[int, dict]:
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    words = [*WORDS, "cluster.workers=1", "spot.when=off", "speculation.mode=plain", f"run_dir={run}"]
+    subprocess.run([sys.executable, "-m", "paceline", "train", *words], check=True, stdout=subprocess.DEVNULL)
+    return rows(run)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kills"),
+    [
+        ("local", 6),
+        pytest.param("local", 160, marks=pytest.mark.soak),
+        pytest.param("ray", 40, marks=pytest.mark.soak),
+    ],
+)
+def test_killed_at_any_moment_and_resumed(tmp_path, undisturbed, backend, kills, capsys):
+    if backend == "ray":
+        pytest.importorskip("ray")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    shared = set(os.listdir("/dev/shm"))
+    chaos = Chaos(tmp_path / "run", [*WORDS, f"cluster.backend={backend}"], kills, {"TMPDIR": str(temporary)})
+    chaos.expected = undisturbed
+    chaos.kill_until_done(kills)
+    chaos.check()
+    with capsys.disabled():
+        print(f"\n{kills} kills: {dict(chaos.killed)}")
+    left = [
+        path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")
+    ]  # torch's own cache
+    assert left == [], "something is left in the folder for temporary files"
+    if kills > 100:  # where nothing else runs that could have left something there
+        assert set(os.listdir("/dev/shm")) <= shared
