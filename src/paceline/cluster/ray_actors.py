@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +35,9 @@ END_S = 2.0  # seconds for actors to end by themselves
 
 
 class RayActors:
+    actor: type = Actor
+    """What runs on the other side."""
+
     def __init__(self, config: Config):
         ray = import_ray()
         self._config, self._ray = config, ray
@@ -146,7 +150,7 @@ class RayActors:
         if before is not None:
             self._ray.kill(before)
         options = self._places.options(post.number, again=before is not None)
-        make = self._ray.remote(max_concurrency=4, **options)(Actor)
+        make = self._ray.remote(max_concurrency=4, **options)(self.actor)
         actor = make.remote(self._config, post)
         with self._lock:
             self._actors[post.number] = actor
@@ -218,7 +222,8 @@ class RayActors:
                 return self._take_lost()
             with self._lock:  # an error, not a death: the same would happen again
                 self._forget(worker, life)
-            return [Failed(worker, life, None, "starting", "error", first_line(err), str(err))]
+            text = re.sub(r"\x1b\[\d+m", "", str(err)).strip()  # without Ray's colours
+            return [Failed(worker, life, None, "starting", "error", text.splitlines()[-1], text)]
         with self._lock:
             del self._asked[question]
             self._asked[self._actors[worker].reports.remote()] = (worker, life)
