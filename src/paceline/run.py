@@ -101,6 +101,8 @@ class Run:
             folder.mkdir(parents=True, exist_ok=True)
             run.lock()
             if problem := run._taken():
+                if LOCK not in (run._found or ()):
+                    (folder / LOCK).unlink(missing_ok=True)  # while it is held: whoever waits for it looks again
                 run.unlock()
                 raise UserError(problem)
             run.checkpoints.mkdir(exist_ok=True)
