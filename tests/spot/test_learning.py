@@ -115,6 +115,7 @@ def test_an_update_that_is_made_again_keeps_nothing_twice():
     spot.begin_update(lengths, {i: texts[i] for i in (4, 5, 6, 7)}, first=False)
     shown(spot, texts, [4, 5])
     spot.begin_update(lengths, {i: texts[i] for i in (4, 5, 6, 8)}, first=False)
+    assert [i for i in texts if spot.wants(i)] == [6, 8], "4 and 5 are there"
     shown(spot, texts, [4, 5, 6, 8])
     assert sorted(len(s) for s in spot.buffer.samples) == [20, 21, 22, 23, 24, 25, 26, 28]
     assert spot.buffer.bytes == sum(s.bytes for s in spot.buffer.samples), "and no room is left for the one that went"

@@ -126,12 +126,12 @@ class DrafterLearning:
                 self._places[answer] = place
 
     def wants(self, answer: int) -> bool:
-        """Whether there is room for what the policy thinks of an answer."""
-        return answer in self._places
+        """Whether there is room for what the policy thinks of an answer, and it is not there yet."""
+        return answer in self._places and self._places[answer].sample is None
 
     def watch(self, answer: int, tokens: Tensor, features: Tensor, hidden: Tensor) -> None:
         """The learner has run the policy over one of them."""
-        if answer in self._places:
+        if self.wants(answer):
             self.buffer.fill(self._places[answer], features, hidden)
 
     def spend(self, seconds: float) -> None:
