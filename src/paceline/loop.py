@@ -353,11 +353,11 @@ class Trainer:
         return Group(sample, self._encode(sample))
 
     def _encode(self, sample: Sample) -> tuple[int, ...]:
-        tokens = tuple(self.tokenizer.encode_prompt(sample.prompt))
+        tokens = tuple(self.tokenizer.encode_prompt(sample.prompt, sample.where))
         limit = self.config.task.max_prompt_tokens or self.max_length - 1
         if not tokens or len(tokens) > limit:
             raise UserError(
-                f"the prompt of sample {sample.index} of {self.task.name} has {len(tokens)} tokens; "
+                f"the prompt of {sample.where} of {self.task.name} has {len(tokens)} tokens; "
                 f"it must have between 1 and {limit} (task.max_prompt_tokens, and the model's context)"
             )
         return tokens
@@ -375,7 +375,7 @@ class Trainer:
 
     def _reward_failed(self, error: str, sample: Sample) -> None:
         prompt = sample.prompt if isinstance(sample.prompt, str) else sample.prompt[-1]["content"]
-        where = f"on sample {sample.index} of {self.task.name} ({prompt.strip()[:60]!r})"
+        where = f"on {sample.where} of {self.task.name} ({prompt.strip()[:60]!r})"
         if self.config.reward.on_error == "value":
             self.view.note(f"{error} {where}; counted as {self.config.reward.error_value:g}")
             return

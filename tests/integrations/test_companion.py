@@ -110,5 +110,5 @@ def test_saved_and_restored(tmp_path):
     other.answer(requests())
     assert other.tuner.round > companion.tuner.round, "what was known about strategies is known again"
     (tmp_path / STATE).write_text("{")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match=r"not valid JSON.*remove"):
         read_state(tmp_path)

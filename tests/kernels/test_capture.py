@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
+import weakref
 
 import pytest
 import torch
 
+from paceline.draft import tree
+from paceline.kernels import capture as capturing
+from paceline.kernels import noise, paged_attention, places, product
 from paceline.kernels.capture import _alone, capture, warm_up
+from paceline.kernels.constants import Constant, constant
 
 
 class Owner:
@@ -54,6 +60,92 @@ def test_one_capture_at_a_time_and_no_garbage_meanwhile():
         assert not gc.isenabled() and not entered
     thread.join()
     assert entered == [False] and gc.isenabled(), "whoever was first does not end it for the other"
+
+
+class PretendedGraph:
+    """Of a machine without a GPU: what is captured runs once, and replays do nothing."""
+
+    capture_begin = capture_end = replay = lambda self, **_: None
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(capturing, "_stream", lambda *_: None)
+    monkeypatch.setattr(capturing, "make_room", lambda: None)
+
+
+CPU = torch.device("cpu")
+CONSTANTS = {
+    "up_to": (places.up_to, lambda: places.up_to(917, CPU)),
+    "chain_tree": (paged_attention._chain_bits, lambda: paged_attention.chain_tree(5, 61, CPU)),
+    "gumbel": (noise._steps, lambda: noise.gumbel(torch.zeros(2, dtype=torch.int64), 917)),
+    "tree counts": (tree._count, lambda: tree._count(917, CPU)),
+    "tree rows": (tree._eye, lambda: tree.tree(torch.zeros(2, 60, dtype=torch.int32), 3)),
+    "tree bits": (tree._bits, lambda: tree.tree(torch.zeros(2, 60, dtype=torch.int32), 3)),
+    "no bias": (product._no_bias, lambda: product._no_bias(917, torch.float32, CPU)),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_graph_keeps_the_constants_that_it_reads(pretended, name):
+    """It knows their addresses, and nothing else may be left that knows them."""
+    table, work = CONSTANTS[name]
+    table.cache_clear()
+    work()
+    read = [weakref.ref(tensor) for tensor in table._made.values()]
+    graph, _ = capture(lambda: work() is None, None)
+    table.cache_clear()
+    gc.collect()
+    assert read and all(ref() is not None for ref in read)
+    del graph
+    gc.collect()
+    assert all(ref() is None for ref in read), "nobody else kept them: it was the graph"
+
+
+@pytest.mark.gpu
+def test_a_graph_reads_its_constants_when_the_memory_is_asked_for_again():
+    device, work = torch.device("cuda"), lambda: places.up_to(917, device) + 1
+    warm_up(work)
+    graph, result = capture(work, torch.cuda.graph_pool_handle())
+    places.up_to.cache_clear()
+    others = [torch.zeros(917, dtype=torch.int64, device=device) for _ in range(64)]
+    graph.replay()
+    assert result.tolist() == list(range(1, 918)) and not any(other.any() for other in others)
+
+
+def test_what_a_graph_reads_is_there_before_the_capture(pretended):
+    """Made within it, only a replay would write it, and whoever else asks for it would read what was there before."""
+    numbers = constant(lambda n: torch.arange(n))
+    with pytest.raises(AssertionError, match="before the capture"):
+        capture(lambda: numbers(5), None)
+    assert numbers(5).tolist() == [0, 1, 2, 3, 4], "and a failed capture leaves no trace"
+    graph, result = capture(lambda: numbers(5) + 1, None)
+    assert result.tolist() == [1, 2, 3, 4, 5] and [t.data_ptr() for t in graph.reads] == [numbers(5).data_ptr()]
+
+
+def test_constants_stay_where_they_are_however_many_there_are():
+    numbers = Constant(lambda n: torch.arange(n))
+    first = [numbers(n) for n in range(1000)]
+    assert all(numbers(n) is tensor for n, tensor in enumerate(first))
+
+
+def test_a_capture_notes_what_its_own_thread_reads(pretended):
+    """The other one may be decoding, without a graph."""
+    numbers = constant(lambda n: torch.arange(n))
+    numbers(3)
+
+    def work() -> None:
+        other = threading.Thread(target=lambda: (numbers(7), numbers(3)))
+        other.start()
+        other.join(60)
+        assert not other.is_alive()
+
+    graph, _ = capture(work, None)
+    assert graph.reads == [] and len(numbers._made) == 2
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ import torch
 from paceline.config import build_config
 from paceline.learn.algorithms import resolve
 from paceline.learn.learner import Learner
-from paceline.learn.logprobs import token_logprobs
+from paceline.learn.logprobs import hidden_states, token_logprobs
 from paceline.learn.losses import policy_loss, token_weights
 from paceline.learn.packing import Answer, pack
 
@@ -141,6 +141,23 @@ def test_answers_that_teach_nothing_are_left_out_unless_somebody_looks(monkeypat
     assert_same(*({n: p.grad for n, p in it.model.named_parameters()} for it in (learner, other)))
     torch.testing.assert_close(sums.values["loss"], expected.values["loss"])
     assert sums.values["entropy"] < expected.values["entropy"], "of what was learned from"
+
+
+def test_what_nobody_wants_to_see_does_not_go_through_the_policy(monkeypatch):
+    model = tiny_model()
+    answers = make_answers(12, model=model)
+    for i, answer in enumerate(answers):
+        answer.reward = 0.1 if i // 4 == 1 else float(i % 3 == 0)  # the second group teaches nothing
+    learner = Learner(model, config())
+    ran, seen = [], []
+    monkeypatch.setattr(
+        "paceline.learn.learner.hidden_states", lambda m, b, **k: (ran.extend(b.answers), hidden_states(m, b, **k))[1]
+    )
+    learner.watch = lambda i, *_: seen.append(i)
+    learner.wants = lambda i: i in (2, 5)
+    lesson = learner.lesson(answers, 0, learner.score(answers, range(12)))
+    learner.gradients(lesson, 0, range(12))
+    assert ran == [5] and {2, 5} <= set(seen) and not {4, 6, 7} & set(seen)
 
 
 @pytest.mark.parametrize("change", [{"kl_coef": 0.1}, {"overlong_buffer": 30}], ids=str)

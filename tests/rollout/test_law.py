@@ -9,7 +9,9 @@ import pytest
 import torch
 from scipy import stats
 
-from paceline.kernels.noise import gumbel, position_keys, request_key
+from paceline.kernels import fused_triton, race_triton
+from paceline.kernels.noise import GOLDEN, MASK, MIX1, MIX2, gumbel, position_keys, request_key, signed
+from paceline.kernels.race import race as race_kernel
 from paceline.rollout.request import Filters
 from paceline.rollout.sampling import SamplingRows, race
 
@@ -197,11 +199,61 @@ def test_noise_matches_a_plain_integer_implementation():
         np.testing.assert_allclose(gumbel(keys, vocab, torch.float64)[0].numpy(), expected, rtol=1e-12)
 
 
-def test_noise_stays_finite_at_both_ends():
-    """u = 2**-33 and u next to 1 are the extremes that 32 bits can give."""
-    for bits in (0, 2**32 - 1):
-        u = torch.tensor([float(bits)]).add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
-        assert torch.isfinite(-torch.log(-torch.log1p(-u))).all()
+def unmix(x: int) -> int:
+    """What SplitMix64's finaliser made this of: it is a bijection."""
+
+    def unshift(y: int, bits: int) -> int:
+        """x with x ^ (x >> bits) == y."""
+        x = y
+        for _ in range(64 // bits):
+            x = y ^ (x >> bits)
+        return x
+
+    x = unshift(x, 31) * pow(MIX2, -1, 2**64) & MASK
+    x = unshift(x, 27) * pow(MIX1, -1, 2**64) & MASK
+    return unshift(x, 30)
+
+
+def key_for(bits: int, token: int, position: int) -> int:
+    """The key of a request whose 32 random bits for this token at this position are these."""
+    place = (unmix(bits << 32) - (token + 1) * GOLDEN) & MASK
+    return signed((unmix(place) - (position + 1) * GOLDEN) & MASK)
+
+
+ENDS = {0: 22.8739, 2**32 - 1: -2.8115}  # the extremes that 32 bits can give, and their noise in float32
+TOKEN, POSITION = 37, 911
+FORMS = {"torch": "cpu", "triton": "cuda" if torch.cuda.is_available() else "cpu"}  # and where each of them runs
+
+
+@pytest.mark.parametrize("bits", ENDS)
+@pytest.mark.parametrize("form", FORMS)
+def test_noise_stays_finite_at_both_ends(form, bits):
+    """u = 2**-33 and u next to 1, met by requests that have been made to meet them."""
+    keys = torch.tensor([key_for(bits, TOKEN, POSITION)], device=FORMS[form])
+    if form == "torch":
+        drawn = gumbel(position_keys(keys, torch.tensor([POSITION])), 64)[0]
+        wide = gumbel(position_keys(keys, torch.tensor([POSITION])), 64, torch.float64)[0]
+        u = min((bits + 0.5) / 2**32, 1 - 2**-24)
+        assert wide[TOKEN].item() == pytest.approx(-math.log(-math.log1p(-u)), rel=1e-12)
+    else:
+        drawn = fused_triton.noise_ahead(keys, torch.tensor([POSITION - 2], device=keys.device), 3, 64)[0, 2]
+    assert drawn.isfinite().all()
+    assert drawn[TOKEN].item() == pytest.approx(ENDS[bits], abs=1e-3)
+    assert drawn.argmax() == TOKEN if bits == 0 else drawn.argmin() == TOKEN, "nothing lies beyond the ends"
+
+
+@pytest.mark.parametrize("bits", ENDS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_race_is_decided_at_both_ends(form, bits):
+    """The luckiest token wins among equals; the unluckiest wins where its logit is far above the others."""
+    device = FORMS[form]
+    keys = torch.tensor([key_for(bits, TOKEN, POSITION)], device=device)
+    logits = torch.zeros(1, 64, device=device)
+    logits[0, TOKEN] = 0.0 if bits == 0 else 30.0
+    run = race_kernel.plain if form == "torch" else race_triton.race
+    winner, logprob = run(logits, keys, torch.tensor([POSITION], device=device), torch.ones(1, device=device))
+    assert winner.tolist() == [TOKEN]
+    torch.testing.assert_close(logprob, logits.log_softmax(-1)[:, TOKEN])
 
 
 @pytest.mark.parametrize("strategy", ["neural:2", "neural:2x3/5~"])

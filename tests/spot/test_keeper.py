@@ -52,6 +52,36 @@ def test_what_cannot_be_written_is_said(tmp_path, drafter):
         kept.wait()
 
 
+def test_what_cannot_be_written_last_is_told_when_the_process_ends(tmp_path, drafter, capsys):
+    (tmp_path / "drafter").write_text("a file where a folder should be")
+    kept = Keeper(tmp_path / "drafter")
+    kept.keep(drafter)
+    kept.close()
+    assert "could not be written" in capsys.readouterr().err
+    kept.close()
+    assert not capsys.readouterr().err, "once"
+
+
+def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(tmp_path, drafter, monkeypatch):
+    go, write = threading.Event(), keeper.write_files
+
+    def stuck(files, folder):
+        assert go.wait(60)
+        write(files, folder)
+
+    monkeypatch.setattr(keeper, "write_files", stuck)
+    kept = Keeper(tmp_path / "drafter", deadline_s=0.05)
+    kept.keep(drafter)
+    for _ in range(2):
+        with pytest.raises(TimeoutError, match="not written"):
+            kept.wait()
+    assert not kept.keep(drafter), "the first one is still being written"
+    go.set()
+    kept.deadline_s = 60.0
+    kept.wait()
+    assert (tmp_path / "drafter" / "model.safetensors").is_file()
+
+
 def test_a_run_leaves_its_newest_drafter(tmp_path):
     """Also before its first checkpoint."""
     words = "steps=3 rollout.prompts=4 rollout.samples=4 rollout.max_tokens=60 cluster.workers=1 model.threads=1 "

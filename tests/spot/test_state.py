@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 from paceline.draft.neural import DrafterShape, NeuralDrafter, load_drafter, save_drafter
 from paceline.draft.trainer import DrafterTrainer, TrainSettings
 from paceline.draft.training import read_texts
+from paceline.errors import UserError
 from paceline.spot.buffer import SpotBuffer
+from paceline.spot.state import load_training, save_training
 from paceline.spot.trainer import SpotTrainer
 
 from ..draft.test_training import counting_policy
@@ -62,7 +64,7 @@ def test_the_same_weights_with_and_without_an_interruption(tmp_path, published):
     assert again.version == spot.version == published and again.tokens == spot.tokens > 0
     assert again.buffer.seen == 40
     for each in (spot, again):
-        each.buffer._new.clear()  # which is not saved
+        each.buffer.begin_again()  # which is not saved
         fill(each, 2)
         each.train(rounds(9))
         each.publish()
@@ -93,6 +95,47 @@ def test_loading_forgets_what_was_trained_before():
     fresh.step(texts)
     used.step(texts)
     assert all(torch.equal(x, y) for x, y in zip(fresh.masters, used.masters, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda v: v.update(size=0.0), "'size'"),
+        (lambda v: v.update(size=1e9), "'size'"),
+        (lambda v: v.update(tokens="many"), "'tokens'"),
+        (lambda v: v.pop("age"), "no 'age'"),
+        (lambda v: v["dice"][1].__setitem__(0, 2**70), "'dice"),
+        (lambda v: v["trainer"].clear(), r"no 'trainer\.steps'"),
+    ],
+)
+def test_damaged_values_are_refused_with_a_sentence(tmp_path, change, says):
+    drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0)
+    save_training(make_spot(drafter), tmp_path)
+    load_training(make_spot(drafter), tmp_path)
+    values = json.loads((tmp_path / "training.json").read_text())
+    change(values)
+    (tmp_path / "training.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match=rf"{says}.*to begin anew"):
+        load_training(make_spot(drafter), tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["not finite", "another shape", "not JSON"])
+def test_damaged_training_is_refused_with_a_sentence(tmp_path, damage):
+    drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0)
+    spot = make_spot(drafter)
+    fill(spot, 1)
+    spot.train(rounds(1))
+    save_training(spot, tmp_path)
+    tensors = load_file(tmp_path / "training.safetensors")
+    if damage == "not finite":
+        tensors["master.fc"][0, 0] = float("nan")
+    elif damage == "another shape":
+        tensors["exp_avg.fc"] = tensors["exp_avg.fc"][:, :-1].contiguous()
+    else:
+        (tmp_path / "training.json").write_text("{")
+    save_file(tensors, tmp_path / "training.safetensors")
+    with pytest.raises(UserError, match="to begin anew"):
+        load_training(make_spot(drafter), tmp_path)
 
 
 def test_the_state_of_another_drafter_is_refused():

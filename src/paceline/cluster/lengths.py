@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Sequence
 
 KEPT = 2**16  # prompts that are remembered
+DIGEST = 16  # bytes by which one is known: prompts themselves, of thousands of tokens each, would take gigabytes
 WEIGHT = 0.3  # of the newest answers in a moving average: the policy changes
 
 
@@ -12,21 +15,26 @@ class Lengths:
     def __init__(self, guess: float):
         """`guess` stands for everything as long as nothing is known."""
         self.guess = guess
-        self._same: dict[tuple[int, ...], float] = {}
+        self._same: dict[bytes, float] = {}
         self._similar: dict[int, float] = {}
 
     def expect(self, prompt: tuple[int, ...]) -> float:
-        return self._same.get(prompt, self._similar.get(_size(prompt), self.guess))
+        return self._same.get(_digest(prompt), self._similar.get(_size(prompt), self.guess))
 
     def learn(self, prompt: tuple[int, ...], lengths: Sequence[int]) -> None:
         if not lengths:
             return
         mean = sum(lengths) / len(lengths)
-        self._same[prompt] = _moved(self._same.pop(prompt, mean), mean)
+        key = _digest(prompt)
+        self._same[key] = _moved(self._same.pop(key, mean), mean)
         self._similar[_size(prompt)] = _moved(self._similar.get(_size(prompt), mean), mean)
         self.guess = _moved(self.guess, mean)
         if len(self._same) > KEPT:
             self._same.pop(next(iter(self._same)))
+
+
+def _digest(prompt: tuple[int, ...]) -> bytes:
+    return hashlib.blake2b(array("q", prompt).tobytes(), digest_size=DIGEST).digest()
 
 
 def _size(prompt: tuple[int, ...]) -> int:

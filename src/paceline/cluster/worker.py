@@ -127,6 +127,7 @@ class Worker:
         if spot.in_tail and self.post.workers == 1 and self.model.device.type == "cuda":
             self._beside = BesideDecoding(spot.trainer)
         self.learner.watch = spot.watch
+        self.learner.wants = spot.wants
         if self.post.state is not None:
             load_training(spot.trainer, self.post.state / DRAFTER)
         return spot
@@ -284,9 +285,10 @@ class Worker:
         """Leave the gradients of a whole update in the parameters. Can be repeated."""
         lesson = self._lesson
         assert lesson is not None, "teach comes first"
-        if self.spot and update == 0:
-            answers = lesson.answers
-            self.spot.begin_update([len(a.prompt) for a in answers], [len(a.tokens) for a in answers])
+        if self.spot and update < lesson.fresh:
+            shown = {i: lesson.answers[i] for i in shares[self.post.number]}
+            texts = {i: ([*a.prompt, *a.tokens], len(a.prompt)) for i, a in shown.items()}
+            self.spot.begin_update([len(a.tokens) for a in lesson.answers], texts, first=update == 0)
         sums = self.learner.gradients(lesson, update, shares[self.post.number])
         if self.peers.alone:
             self._sums = sums

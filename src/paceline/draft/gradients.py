@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.draft.neural import NeuralDrafter
 from paceline.draft.training import Loss, Texts, unrolled_loss
-from paceline.kernels.capture import capture, warm_up
+from paceline.kernels.capture import Graph, capture, warm_up
 
 CLIP = 1.0  # the most that the norm of a gradient may be
 SMALLEST, LARGEST = 512, 1 << 16  # tokens of a graph
@@ -51,7 +51,7 @@ def gradients(drafter: NeuralDrafter, texts: Texts, runs: int, loss: Loss, rows:
 class GraphedGradients:
     def __init__(self, drafter: NeuralDrafter, runs: int, loss: Loss):
         self.drafter, self.runs, self.loss = drafter, runs, loss
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Texts, Gradients]] = {}
+        self._graphs: dict[int, tuple[Graph, Texts, Gradients]] = {}
         self._memory = torch.cuda.graph_pool_handle()
         self._places = torch.arange(LARGEST, device=drafter.fc.device)  # graphs read it, so it stays where it is
 
@@ -66,7 +66,7 @@ class GraphedGradients:
         graph.replay()
         return result
 
-    def _capture(self, tokens: int, texts: Texts) -> tuple[torch.cuda.CUDAGraph, Texts, Gradients]:
+    def _capture(self, tokens: int, texts: Texts) -> tuple[Graph, Texts, Gradients]:
         room = room_for(tokens, texts, self.drafter.fc.device)
         put(texts, room)
         rows = self._places[:tokens]

@@ -112,6 +112,8 @@ class DrafterTrainer:
         for (name, _), master in zip(self.copy.named_parameters(), self.masters, strict=True):
             if f"step.{name}" in tensors:
                 moments = {p: tensors[f"{p}.{name}"].to(master.device, copy=True) for p in ("exp_avg", "exp_avg_sq")}
+                if any(moment.shape != master.shape for moment in moments.values()):
+                    raise ValueError(f"the moments of {name} do not have the shape {list(master.shape)}")
                 # AdamW counts on the host, unless its steps are fused.
                 place = master.device if master.is_cuda else "cpu"
                 self.optimizer.state[master] = {"step": tensors[f"step.{name}"].to(place, copy=True), **moments}

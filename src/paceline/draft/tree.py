@@ -6,12 +6,12 @@ Nothing here looks at values on the host, so all of it can be part of a captured
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from paceline.kernels.constants import constant
 from paceline.kernels.landing import agreed
 from paceline.kernels.paged_attention import chain_tree
 
@@ -63,16 +63,16 @@ def walk(
     return deepest.gather(1, last)[:, 0], at_level.int().argmax(2)
 
 
-@functools.lru_cache(maxsize=64)  # made once, outside of any graph capture
+@constant
 def _count(n: int, device: torch.device) -> Tensor:
     return torch.arange(n, device=device)
 
 
-@functools.lru_cache(maxsize=64)
+@constant
 def _eye(n: int, device: torch.device) -> Tensor:
     return torch.eye(n, device=device)
 
 
-@functools.lru_cache(maxsize=64)
+@constant
 def _bits(n: int, device: torch.device) -> Tensor:
     return torch.tensor([1 << i if i < 63 else -(1 << 63) for i in range(n)], device=device)

@@ -17,6 +17,7 @@ from paceline.draft.neural import NeuralDrafter, save_drafter
 from paceline.draft.tuner import Tuner
 from paceline.errors import UserError
 from paceline.model import Decoder
+from paceline.reading import read_object
 from paceline.rollout import Completion, Engine, Request
 from paceline.rollout.stats import EngineStats
 from paceline.rollout.stops import Decode
@@ -163,7 +164,6 @@ class Companion:
 
 def read_state(folder: Path) -> dict[str, Any]:
     try:
-        state: dict[str, Any] = json.loads((folder / STATE).read_text())
-    except (OSError, ValueError) as err:
-        raise UserError(f"{folder / STATE} cannot be read: {err}; remove {folder} to begin with a new drafter") from err
-    return state
+        return read_object(folder / STATE)
+    except UserError as err:
+        raise UserError(f"{err}; remove {folder} to begin with a new drafter") from err

@@ -10,10 +10,25 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+
+from paceline.kernels.constants import kept_by
 
 Result = TypeVar("Result")
 ROOM = 1 / 16  # of the card's memory that is to be free before a capture
 _one_at_a_time = threading.Lock()  # a drafter may be trained beside decoding, and both capture graphs
+
+
+class Graph:
+    """A captured graph and the constants that it reads, which it knows only by their addresses. All else that it reads
+    belongs to whoever captured it."""
+
+    def __init__(self) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        self.reads: list[Tensor] = []
+
+    def replay(self) -> None:
+        self.graph.replay()
 
 
 def warm_up(work: Callable[[], Any]) -> None:
@@ -25,22 +40,22 @@ def warm_up(work: Callable[[], Any]) -> None:
     torch.cuda.current_stream().wait_stream(stream)
 
 
-def capture(
-    work: Callable[[], Result], memory: Any, stream: torch.cuda.Stream | None = None
-) -> tuple[torch.cuda.CUDAGraph, Result]:
+def capture(work: Callable[[], Result], memory: Any, stream: torch.cuda.Stream | None = None) -> tuple[Graph, Result]:
     """Work that has warmed up, as a graph, and what every replay of it writes to. Other threads may use the device
     meanwhile."""
-    graph = torch.cuda.CUDAGraph()
+    captured = Graph()
+    graph = captured.graph
     torch.cuda.synchronize()
     # Not torch.cuda.graph, which gives back all that PyTorch keeps, each time: the next pass would ask for it again.
     with _alone(), torch.cuda.stream(stream or _stream("capture", torch.cuda.current_device())):
         make_room()
         graph.capture_begin(pool=memory, capture_error_mode="thread_local")
         try:
-            result = work()
+            with kept_by(captured.reads):
+                result = work()
         finally:
             graph.capture_end()
-    return graph, result
+    return captured, result
 
 
 def make_room() -> None:

@@ -7,10 +7,10 @@ device, so the same key gives the same noise everywhere, in any batch, in any or
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
+
+from paceline.kernels.constants import constant
 
 MASK = (1 << 64) - 1
 GOLDEN, MIX1, MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -49,7 +49,7 @@ def position_keys(request_keys: Tensor, positions: Tensor) -> Tensor:
     return _mix_tensor((positions.long() + 1).mul_(signed(GOLDEN)) + request_keys)
 
 
-@functools.lru_cache(maxsize=8)
+@constant
 def _steps(vocab: int, device: torch.device) -> Tensor:
     return torch.arange(1, vocab + 1, device=device) * signed(GOLDEN)
 

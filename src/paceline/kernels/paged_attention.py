@@ -10,7 +10,6 @@ joins the partial results of a request's pages by their log-sum-exp, as the spli
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,16 +18,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.kernels.constants import constant
+
 Array = np.ndarray[Any, Any]
 AHEAD = 32  # steps for which the mask of a single-token pass is laid out ahead
 MASKED = -1e30  # finite, so that a page of which nothing is visible gets weight zero and not NaN
 
 
-@functools.lru_cache(maxsize=256)  # made once, outside of any graph capture
 def chain_tree(batch: int, tokens: int, device: torch.device) -> Tensor:
     """Visibility bits [batch, tokens] of plain causal order."""
+    return _chain_bits(tokens, device).expand(batch, tokens)
+
+
+@constant
+def _chain_bits(tokens: int, device: torch.device) -> Tensor:
     bits = [(1 << (t + 1)) - 1 if t < 63 else -1 for t in range(tokens)]
-    return torch.tensor(bits, dtype=torch.int64, device=device).expand(batch, tokens)
+    return torch.tensor(bits, dtype=torch.int64, device=device)
 
 
 @dataclass

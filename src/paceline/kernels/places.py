@@ -5,11 +5,10 @@ In plain PyTorch each of these is ten operations, and a step of a small model wo
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
+from paceline.kernels.constants import constant
 from paceline.kernels.fused import has_kernels
 from paceline.kernels.twin import twin
 
@@ -36,7 +35,7 @@ def members(token: Tensor, context: Tensor, guesses: Tensor, depth: Tensor) -> t
     return tokens.flatten(), (context[:, None] + depth).int().flatten()
 
 
-@functools.lru_cache(maxsize=256)  # made once, outside of any graph capture
+@constant
 def up_to(n: int, device: torch.device) -> Tensor:
     return torch.arange(n, device=device)
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.kernels.constants import constant
 from paceline.kernels.fused import has_kernels
 
 ROWS = (1, 8, 16, 32, 64, 112, 128, 176)
@@ -98,9 +99,8 @@ def split_as(tile: Tile | None, x: Tensor, weight: Tensor) -> Tensor:
     return own(x, weight, tile)
 
 
-@functools.cache
+@constant
 def _no_bias(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Kept from the first use on, which is never inside a graph: what is captured has warmed up."""
     return torch.zeros(size, dtype=dtype, device=device)
 
 

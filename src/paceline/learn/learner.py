@@ -104,6 +104,8 @@ class Learner:
         self.reference = copy.deepcopy(model).requires_grad_(False) if c.kl_coef else None
         self.watch: Watch | None = None
         """Is shown what the policy thinks of each answer, the first time it is learned from."""
+        self.wants: Callable[[int], bool] = lambda answer: True
+        """Whether it will look at an answer: what teaches nothing goes through the policy for its sake alone."""
         self.on_batch: Callable[[], None] = lambda: None
         """Called after every micro-batch."""
         self.updates = 0
@@ -199,14 +201,15 @@ class Learner:
         counted = set(lesson.counted(update))
         teaches = any(lesson.teaches[i] for i in counted)
         for batch in self._micro_batches(answers, [i for i in share if i in counted], wide):
+            looks = watch if any(map(self.wants, batch.answers)) else None
             with torch.set_grad_enabled(teaches):
-                loss = self._loss(batch, lesson, weight_of, watch, sums)
+                loss = self._loss(batch, lesson, weight_of, looks, sums)
             if teaches:
                 loss.backward()
             self.on_batch()
         self.model.requires_grad_(False)
         if watch is not None:
-            for batch in self._micro_batches(answers, [i for i in share if i not in counted], wide):
+            for batch in self._micro_batches(answers, [i for i in share if i not in counted and self.wants(i)], wide):
                 hidden_states(self.model, batch, watch=watch)
                 self.on_batch()
         for param in self.model.parameters():

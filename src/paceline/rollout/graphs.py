@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from paceline.kernels.capture import capture, make_room, warm_up
+from paceline.kernels.capture import Graph, capture, make_room, warm_up
 
 Work = Callable[[], tuple[Tensor, ...]]
 
@@ -18,7 +18,7 @@ class GraphPool:
         self.limit = limit_bytes
         self.memory_bytes = 0
         self.captured = 0
-        self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
+        self._graphs: dict[object, tuple[Graph, tuple[Tensor, ...]]] = {}
         self._memory = torch.cuda.graph_pool_handle()
         # What is captured on a stream keeps its priority: where the drafter is trained beside it, decoding goes first.
         # One for all graphs, because memory of the pool is used again on the same stream only.
@@ -34,7 +34,7 @@ class GraphPool:
         graph.replay()
         return output
 
-    def _capture(self, work: Work, changed: Tensor | None) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
+    def _capture(self, work: Work, changed: Tensor | None) -> tuple[Graph, tuple[Tensor, ...]]:
         before_it = None if changed is None else changed.clone()
         warm_up(work)
         if changed is not None and before_it is not None:

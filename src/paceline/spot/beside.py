@@ -19,6 +19,7 @@ from paceline.draft.training import Texts
 from paceline.spot.buffer import Sample
 from paceline.spot.trainer import Spell, SpotTrainer, lay_out
 
+LAY_OUT_S = 300.0  # seconds: what takes longer than that to lay out a step of some thousand tokens has died
 FEW = 4  # of the requests that ran at once, one in so many or less are the last ones
 
 
@@ -68,7 +69,7 @@ class BesideDecoding:
         if self._since is not None:
             self._end()
         if self._next is not None:
-            self._next.result()
+            self._next.result(LAY_OUT_S)
         self._next = self._packs = None
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)

@@ -3,13 +3,14 @@
 In the tail of a rollout a worker that has run dry reads the answers it has just finished (one pass of the policy, which
 would have stood still otherwise) and trains on them. The learner runs the policy over every answer anyway, so what it
 thinks of them comes for free there: the longest are kept for the next step's tail, in which the long answers of that
-step are still missing; with `spot.when=update` all of them are kept, and trained on after the update.
+step are still missing; with `spot.when=update` all of them are kept, and trained on after the update. Which answers the
+buffer has room for is asked before the policy runs over them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from paceline.config import Config, SpotConfig
 from paceline.draft.neural import NeuralDrafter
 from paceline.draft.trainer import TrainSettings
 from paceline.draft.training import read_texts, suitable_rate
-from paceline.spot.buffer import Sample, SpotBuffer
+from paceline.spot.buffer import Place, SpotBuffer
 from paceline.spot.trainer import Spell, SpotSettings, SpotTrainer
 
 JUDGED, LITTLE = 4096, 512  # tokens that all judge by together, and each at least
@@ -26,6 +27,9 @@ GENTLE = 0.1  # of the learning rate, for a drafter that is good already: what i
 ANNEAL = 500  # steps after which a new one's rate is about half of what it was
 READ_AT_ONCE = 4096  # tokens, on a GPU, where a few take as long as that
 READ_EVERY = 4  # steps: a tail may be short, and there is much to learn from what was read already
+
+Text = tuple[Sequence[int], int]
+"""Tokens of a prompt and its answer, and how many of them are the prompt."""
 
 
 class DrafterLearning:
@@ -44,8 +48,8 @@ class DrafterLearning:
         """What was trained since the rollout began."""
         self._steps: Iterator[Spell] | None = None  # over what is in the buffer
         self._unread: list[tuple[list[int], int]] = []
-        self._prompts: Sequence[int] = ()
-        self._long = 0
+        self._places: dict[int, Place] = {}  # for answers that the learner runs the policy over
+        self._width = (drafter.fc.shape[1] + drafter.policy.config.hidden_size) * drafter.policy.dtype.itemsize
         self._turns = 0
 
     @property
@@ -67,44 +71,68 @@ class DrafterLearning:
     def step(self) -> bool:
         """Read some answers, or train once, either for no longer than the set time -> whether there was anything."""
         self._turns += 1
-        if not (self._unread and self._turns % READ_EVERY == 0):
-            if self._steps is None:
-                self._steps = self.trainer.steps()
-            step = next(self._steps, None)
-            if step is not None:
-                self.spell += step
-                return True
-        if self._unread:
-            self._read()
+        if self._turns % READ_EVERY == 0 and self._read():
             return True
-        return False
+        if self._steps is None:
+            self._steps = self.trainer.steps()
+        step = next(self._steps, None)
+        if step is not None:
+            self.spell += step
+            return True
+        return self._read()
 
-    def _read(self) -> None:
-        """The longest first: they are what the tail is made of."""
+    def _read(self) -> bool:
+        """Run the policy over some answers, the longest first: they are what the tail is made of. One that the buffer
+        has no room for is not read, and of one that it keeps a part of, only that -> whether there was any."""
+        if not self._unread:
+            return False
+        self._steps = None  # there is more to learn from, and they hold on to what makes room for it
         self._unread.sort(key=lambda text: len(text[0]))
-        some = [self._unread.pop()]
         most = max(self.trainer.size, READ_AT_ONCE if self.trainer.drafter.fc.is_cuda else 0)
-        while self._unread and sum(len(t) for t, _ in some) + len(self._unread[-1][0]) <= most:
-            some.append(self._unread.pop())
+        places: list[Place] = []
+        while self._unread and (not places or sum(map(len, places)) + len(self._unread[-1][0]) <= most):
+            place = self.buffer.reserve(*self._unread.pop(), self._width)
+            if place is not None:
+                places.append(place)
+        if not places:
+            return False
         started = time.perf_counter()
-        texts = read_texts(self.trainer.drafter, some)
-        lengths = [len(tokens) for tokens, _ in some]
-        pieces = (t.split(lengths) for t in (texts.tokens, texts.features, texts.hidden))
-        for (_, prompt), tokens, features, hidden in zip(some, *pieces, strict=True):
-            self.buffer.put(Sample(tokens.int(), prompt, features, hidden))
-        self._steps = None  # there is more to learn from
+        texts = read_texts(self.trainer.drafter, [(place.tokens.tolist(), place.prompt) for place in places])
+        pieces = (t.split([len(place) for place in places]) for t in (texts.features, texts.hidden))
+        for place, features, hidden in zip(places, *pieces, strict=True):
+            self.buffer.fill(place, features, hidden)
         self.spell.seconds += time.perf_counter() - started
+        return True
 
-    def begin_update(self, prompts: Sequence[int], lengths: Sequence[int]) -> None:
-        """An update is about to be made on answers of these lengths to prompts of those."""
-        self._prompts = prompts
-        self._long = 0 if self.config.when != "tail" else int(torch.tensor(lengths).median())
-        self.buffer.forget_new()  # the learner's pass shows them again
+    def begin_update(self, lengths: Sequence[int], texts: Mapping[int, Text], first: bool) -> None:
+        """The learner is about to run the policy over these answers, by their numbers, of a step that has answers of
+        those lengths; for the first time in this step, or for more of them. Can be repeated."""
+        self._steps = None  # they hold on to what makes room
+        if first:
+            self.buffer.begin_again()  # all that this step has read is shown again
+            self._places.clear()
+        unfilled = [answer for answer, place in self._places.items() if place.sample is None]
+        for answer in unfilled:  # those that were to be shown and were not, because a worker died on the way
+            self.buffer.give_back(self._places.pop(answer))
+        least = int(torch.tensor(lengths).median()) if self.config.when == "tail" else 0
+        for answer, (tokens, prompt) in sorted(texts.items(), key=lambda item: -len(item[1][0])):
+            if answer in self._places:
+                continue
+            if len(tokens) - prompt < least:
+                self.buffer.offered += 1
+                continue
+            place = self.buffer.reserve(tokens, prompt, self._width)
+            if place is not None:
+                self._places[answer] = place
+
+    def wants(self, answer: int) -> bool:
+        """Whether there is room for what the policy thinks of an answer, and it is not there yet."""
+        return answer in self._places and self._places[answer].sample is None
 
     def watch(self, answer: int, tokens: Tensor, features: Tensor, hidden: Tensor) -> None:
         """The learner has run the policy over one of them."""
-        if len(tokens) - self._prompts[answer] >= self._long:
-            self.buffer.put(Sample(tokens.int(), self._prompts[answer], features, hidden))
+        if self.wants(answer):
+            self.buffer.fill(self._places[answer], features, hidden)
 
     def spend(self, seconds: float) -> None:
         end = time.perf_counter() + seconds

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from paceline import reading
 from paceline.errors import UserError
-from paceline.spot.trainer import SpotTrainer
+from paceline.spot.trainer import MOST, SpotTrainer
 
 TENSORS, VALUES = "training.safetensors", "training.json"
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -34,7 +34,7 @@ class TrainingValues(TypedDict):
     trainer: TrainerValues
     version: Count
     tokens: Count
-    size: Annotated[float, Field(ge=1, le=2**31)]
+    size: Annotated[float, Field(ge=1, le=MOST)]
     age: Count
     dice: tuple[int, Annotated[list[Word], Field(min_length=625, max_length=625)], float | None]
     seen: Count

@@ -6,10 +6,10 @@ time on this machine, which is measured. Some answers are never trained on; they
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +28,7 @@ from paceline.spot.verdict import Verdict
 LEAST, MOST = 128, 4096  # tokens of a step: from there on, more steps teach more than larger ones
 AGAIN = 50  # steps
 FIRST, FIRST_GPU = 128, 2048  # tokens of the very first one
+JUDGES = 4  # answers, at least, that share the tokens drafters are judged by
 MUCH = 0.03  # of the expected tokens per check: what is worse by more has gone astray
 
 
@@ -35,10 +36,8 @@ MUCH = 0.03  # of the expected tokens per check: what is worse by more has gone 
 class SpotSettings:
     step_s: float = 0.05
     """How long a step may take."""
-    held_out: int = 8
-    """One answer in so many is kept for the decision to publish."""
     judge_tokens: int = 4096
-    """Most tokens of those that are looked at."""
+    """Most tokens of held-out answers that are looked at to decide about publishing."""
     anneal: int | None = None
     """Steps after which the learning rate is about half; it falls to a tenth. None leaves it as it is."""
 
@@ -128,9 +127,12 @@ class SpotTrainer:
         self._trainer.copy.refresh()
         samples = [s for s in self.buffer.samples if not self._is_held_out(s)]
         while samples:
-            for pack in batches(samples, int(self.size), self._dice.shuffle, len):
-                # A long answer is cut to the size of a step, or it would make one of its own length.
-                yield [s if len(s) <= self.size else s.first(max(s.prompt + 1, int(self.size))) for s in pack]
+            size = int(self.size)
+            pieces = [piece for sample in samples for piece in cut(sample, size, self._dice)]
+            for pack in batches(pieces, size, self._dice.shuffle, len):
+                yield pack
+                if not size / 2 < self.size < 2 * size:  # steps have another size now
+                    break
 
     def _knows(self, pack: list[Sample]) -> bool:
         """Whether there was a step of this size: on a GPU the first captures a graph, and says nothing about others."""
@@ -182,11 +184,13 @@ class SpotTrainer:
     def judge_candidate(self, weights: list[Tensor]) -> Verdict:
         """The published drafter against one with these weights, on answers that this worker has trained neither on."""
         held_out: list[Sample] = []
-        tokens = 0
+        left = self.settings.judge_tokens
         for sample in reversed(self.buffer.samples):  # the latest policy's first
-            if self._is_held_out(sample) and tokens + len(sample) <= self.settings.judge_tokens:
-                held_out.append(sample)
-                tokens += len(sample)
+            if self._is_held_out(sample):
+                part = excerpt(sample, self.settings.judge_tokens // JUDGES)
+                if len(part) <= left:
+                    held_out.append(part)
+                    left -= len(part)
         if not held_out:
             return Verdict(0.0, 0.0, 0)
         texts, runs = lay_out(held_out, self._on_gpu).to(self.drafter.fc.device), self._training.runs
@@ -259,7 +263,33 @@ class SpotTrainer:
         self.buffer.seen = values["seen"]
 
     def _is_held_out(self, sample: Sample) -> bool:
-        return zlib.crc32(sample.tokens.numpy().tobytes()) % self.settings.held_out == 0
+        return sample.held_out
+
+
+def cut(sample: Sample, size: int, dice: random.Random) -> list[Sample]:
+    """A long answer in pieces of the size of a step, cut at other places each time, so that a step takes the time that
+    it may and all of the answer is learned from. Where tokens lie in a text is nothing that a drafter knows."""
+    if len(sample) <= size:
+        return [sample]
+    first = max(0, sample.prompt - size // 2)  # of a long prompt, its end
+    edges = [first, *range(first + dice.randint(size // 2 + 2, size), len(sample), size), len(sample)]
+    pieces = (_piece(sample, *ends) for ends in itertools.pairwise(edges))
+    return [piece for piece in pieces if len(piece) > piece.prompt]
+
+
+def excerpt(sample: Sample, size: int) -> Sample:
+    """An answer that is longer than that, from a place on that is always the same."""
+    if len(sample) <= size:
+        return sample
+    first = max(0, sample.prompt - size // 2)
+    last = max(first, len(sample) - size)
+    first += int(sample.tokens.sum()) % (last - first + 1)
+    return _piece(sample, first, min(len(sample), first + size))
+
+
+def _piece(sample: Sample, first: int, last: int) -> Sample:
+    """What the policy thought before its first token is not known, so nothing is learned there."""
+    return sample.part(first, last, sample.prompt if first == 0 else max(2, sample.prompt - first))
 
 
 def lay_out(samples: list[Sample], pin: bool = False) -> Texts:

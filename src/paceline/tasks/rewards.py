@@ -152,8 +152,8 @@ def _call_trl(
 ) -> Any:
     """One completion as a batch of one. Chat prompts come with chat completions, as in TRL."""
     completion: Any = text if isinstance(sample.prompt, str) else [{"role": "assistant", "content": text}]
-    arguments = {"prompts": [sample.prompt], "completions": [completion], "completion_ids": [tokens]}
-    arguments |= {column: [value] for column, value in sample.columns.items()}
+    arguments = {column: [value] for column, value in sample.columns.items()}  # which may have any names
+    arguments |= {"prompts": [sample.prompt], "completions": [completion], "completion_ids": [tokens]}
     result = function(**{k: v for k, v in arguments.items() if takes_all or k in parameters})
     if inspect.iscoroutine(result):
         result = asyncio.run(result)

@@ -1,0 +1,178 @@
+"""What a worker reads to learn from, and what it does not even run the policy over."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import paceline.spot.learning as learning
+from paceline.config import SpotConfig
+from paceline.draft.neural import DrafterShape, NeuralDrafter
+from paceline.draft.training import expected_accept_length, read_texts
+from paceline.spot.buffer import Sample, SpotBuffer
+from paceline.spot.learning import DrafterLearning
+from paceline.spot.trainer import SpotSettings, SpotTrainer, cut, excerpt, lay_out
+
+from ..conftest import tiny_model
+from ..draft.test_training import counting_policy
+
+HIDDEN = 48
+EACH = 4 + 4 * 4 * HIDDEN  # bytes per token in float32
+
+
+def text(length: int, seed: int) -> list[int]:
+    dice = random.Random(1000 * length + seed)
+    return [dice.randrange(128) for _ in range(length)]
+
+
+def make(tokens: int, when: str) -> DrafterLearning:
+    """With room for so many tokens, an eighth of it for what is held out."""
+    drafter = NeuralDrafter(tiny_model(dtype=torch.float32), DrafterShape(64, 16)).init_weights(0)
+    config = SpotConfig(when=when, buffer_mb=tokens * EACH / 2**20)
+    return DrafterLearning(drafter, config, seed=0)
+
+
+@pytest.fixture
+def read(monkeypatch) -> list[int]:
+    """Lengths of what the policy was run over."""
+    lengths: list[int] = []
+    real = learning.read_texts
+
+    def note(drafter, texts):
+        lengths.extend(len(tokens) for tokens, _ in texts)
+        return real(drafter, texts)
+
+    monkeypatch.setattr(learning, "read_texts", note)
+    return lengths
+
+
+def read_all(spot: DrafterLearning) -> None:
+    while spot._read():
+        assert spot.buffer.bytes <= spot.buffer.max_bytes
+    assert not spot._unread
+
+
+def test_only_what_is_kept_is_read(read):
+    spot = make(1200, "tail")
+    lengths = [30 + 3 * i for i in range(60)]
+    random.Random(0).shuffle(lengths)
+    for i, length in enumerate(lengths):
+        tokens = text(length, i)
+        spot.finished(tokens[:5], tokens[5:])
+    read_all(spot)
+    samples = spot.buffer.samples
+    assert sorted(read) == sorted(map(len, samples)) and sum(read) <= 1200 < sum(lengths) / 5
+    kept = sorted(len(s) for s in samples if not s.held_out)
+    assert kept[-5] > 180, "of answers of 30 to 207 tokens; what is left over goes to a shorter one"
+    for sample in samples:
+        wanted = read_texts(spot.trainer.drafter, [(sample.tokens.tolist(), 5)])
+        torch.testing.assert_close(sample.features, wanted.features)
+        torch.testing.assert_close(sample.hidden, wanted.hidden)
+
+
+def test_of_what_is_kept_in_part_only_that_is_read(read):
+    spot = make(160, "tail")
+    tokens = text(400, 0)
+    spot.finished(tokens[:5], tokens[5:])
+    read_all(spot)
+    (kept,) = spot.buffer.samples
+    assert read == [len(kept)] == [20 if kept.held_out else 140]
+
+
+def shown(spot: DrafterLearning, texts, answers) -> None:
+    """As the learner shows what it has run the policy over."""
+    for i in answers:
+        got = read_texts(spot.trainer.drafter, [texts[i]])
+        spot.watch(i, got.tokens, got.features, got.hidden)
+
+
+@pytest.mark.parametrize("when", ["tail", "update"])
+def test_what_the_learner_is_asked_to_show(when):
+    spot = make(8000, when)
+    texts = {i: (text(20 + i, i), 5) for i in range(40)}
+    lengths = [len(tokens) - prompt for tokens, prompt in texts.values()]
+    spot.begin_update(lengths, texts, first=True)
+    wanted = [i for i in texts if spot.wants(i)]
+    assert wanted == list(range(40) if when == "update" else range(19, 40))
+    shown(spot, texts, wanted)
+    assert len(spot.buffer) == len(wanted)
+    spot.begin_rollout(new_step=True)
+    assert sorted(len(s) for s in spot.buffer.samples) == list(range(40, 60)), "the longer half, either way"
+
+
+def test_an_update_that_is_made_again_keeps_nothing_twice():
+    """A worker died on the way, and the others have more to do."""
+    spot = make(8000, "update")
+    texts = {i: (text(20 + i, i), 5) for i in range(12)}
+    lengths = [len(tokens) - prompt for tokens, prompt in texts.values()]
+    first = {i: texts[i] for i in range(4)}
+    spot.begin_update(lengths, first, first=True)
+    shown(spot, texts, [0, 1])
+    spot.begin_update(lengths, first, first=True)
+    shown(spot, texts, range(4))
+    spot.begin_update(lengths, {i: texts[i] for i in (4, 5, 6, 7)}, first=False)
+    shown(spot, texts, [4, 5])
+    spot.begin_update(lengths, {i: texts[i] for i in (4, 5, 6, 8)}, first=False)
+    assert [i for i in texts if spot.wants(i)] == [6, 8], "4 and 5 are there"
+    shown(spot, texts, [4, 5, 6, 8])
+    assert sorted(len(s) for s in spot.buffer.samples) == [20, 21, 22, 23, 24, 25, 26, 28]
+    assert spot.buffer.bytes == sum(s.bytes for s in spot.buffer.samples), "and no room is left for the one that went"
+
+
+def sample(length: int, prompt: int) -> Sample:
+    numbers = torch.arange(length)
+    return Sample(numbers.int(), prompt, numbers[:, None] * torch.ones(1, 6), numbers[:, None] * torch.ones(1, 2))
+
+
+@pytest.mark.parametrize(("length", "prompt"), [(900, 10), (900, 600), (129, 128), (131, 4), (128, 4), (4000, 2000)])
+def test_all_of_a_long_answer_is_learned_from_in_pieces(length, prompt):
+    whole, size, dice = sample(length, prompt), 128, random.Random(3)
+    learned: set[int] = set()
+    for _ in range(12):
+        pieces = cut(whole, size, dice)
+        assert pieces and all(p.prompt < len(p) <= size for p in pieces)
+        for piece in pieces:
+            learn = lay_out([piece]).learn
+            first = int(piece.tokens[0])
+            assert torch.equal(piece.features[:, 0], piece.tokens.float())
+            assert first == 0 or not learn[0], "what the policy thought before it is not known"
+            learned |= {first + i for i in learn.nonzero()[:, 0].tolist()}
+    assert learned == set(range(prompt - 1, length - 1)), "and nothing but the answer"
+
+
+def test_drafters_are_judged_by_parts_of_long_answers():
+    for length, prompt in ((50, 10), (900, 10), (900, 880), (130, 129)):
+        part = excerpt(sample(length, prompt), 128)
+        assert part.prompt < len(part) <= 128 and int(part.tokens[-1]) < length
+        assert torch.equal(part.tokens, excerpt(sample(length, prompt), 128).tokens)
+
+
+def test_an_answer_longer_than_all_that_is_judged_is_judged_by_a_part():
+    drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
+    buffer = SpotBuffer(2**24)
+    spot = SpotTrainer(drafter, buffer, settings=SpotSettings(judge_tokens=240))
+    for start in range(48):
+        tokens = [(start + i) % 48 for i in range(250)]
+        got = read_texts(drafter, [(tokens, 4)])
+        buffer.begin_again()
+        buffer.put(Sample(got.tokens.int(), 4, got.features, got.hidden))
+        if buffer.samples[0].held_out:
+            break
+    verdict = spot.judge()
+    assert 50 < verdict.tokens <= 60 and verdict.before == pytest.approx(verdict.after)
+
+
+def test_a_piece_is_judged_as_the_same_tokens_of_the_whole():
+    """Where they lie in the text is nothing that a drafter knows; its window is all that it sees."""
+    drafter = NeuralDrafter(tiny_model(dtype=torch.float64), DrafterShape(64, 16)).init_weights(0, std=0.1)
+    got = read_texts(drafter, [(text(300, 0), 5)])
+    whole = Sample(got.tokens.int(), 5, got.features, got.hidden)
+    late, piece = lay_out([whole]), lay_out([whole.part(120, 200, 2)])
+    late.learn &= (late.place >= 150) & (late.place < 199)
+    piece.learn &= piece.place >= 30
+    assert piece.learn.sum() == late.learn.sum() == 49
+    assert expected_accept_length(drafter, piece, 1) == pytest.approx(
+        expected_accept_length(drafter, late, 1), abs=1e-9
+    )
