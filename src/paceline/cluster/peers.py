@@ -227,8 +227,8 @@ class _Joining:
         know who could not reach whom."""
         mine, unreachable = _find_unreachable(self.me, self.addresses)
         sentences = [sentence for sentence in self._ask_all("unreachable", mine).values() if sentence]
-        if sentences:
-            raise _NoWay("; ".join(sentences), unreachable)
+        if sentences:  # those that it concerns say it themselves
+            raise _NoWay(mine or "others cannot reach each other", unreachable)
 
     def _ask_all(self, what: str, mine: str) -> dict[int, str]:
         """What each member says to the question, this one `mine`."""

@@ -121,10 +121,11 @@ class RayActors:
             actors = list(self._actors.values())
             self._actors.clear()
             self._asked.clear()
-        self._try(lambda: self._end(actors))
         if self._failed is None:
             self._try(lambda: [self._ray.kill(actor) for actor in actors])
             self._try(self._places.remove)
+        else:  # only its head can kill; Ray prints a warning for each that ends by itself
+            self._try(lambda: self._end(actors))
         self._leave()
 
     # What the thread does
