@@ -44,7 +44,7 @@ from paceline.lock import LOCK, RunLock
 from paceline.model.tokenizer import Tokenizer
 from paceline.observe.metrics import append_line, cut_lines, read_lines, read_rows, without_nan
 from paceline.spot.backoff import BackoffState
-from paceline.writing import remove_unfinished, write_aside
+from paceline.writing import open_to_append, remove_unfinished, write_aside
 
 STATE = "state.json"
 LOGS = ("metrics.jsonl", "samples.jsonl", "answers.jsonl", "decisions.jsonl")
@@ -285,7 +285,7 @@ class Run:
         """Keep a traceback, which the sentence on the terminal does not show -> the file."""
         file = self.folder / "errors.log"
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        with open(file, "a", encoding="utf-8", errors="backslashreplace") as out:
+        with os.fdopen(open_to_append(file), "a", encoding="utf-8", errors="backslashreplace") as out:
             out.write(f"{stamp}  {where}\n{trace.rstrip()}\n\n")
         return file
 

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from paceline.process.channel import MAX_BYTES, Full, QueuedChannel
+from paceline.writing import open_to_append
 
 READ_AHEAD = 1024  # messages of all children that wait to be taken; then children wait, and nothing is lost
 ENDING = 5.0  # seconds for a guardian to kill all that is below it
@@ -109,8 +110,8 @@ class Child:
         self.started = time.monotonic()
         self._channel = QueuedChannel(ours, self._said, self._ended, self.limit)
 
-    def _output(self) -> Any:
-        return open(self.log or os.devnull, "ab")
+    def _output(self) -> IO[bytes]:
+        return os.fdopen(open_to_append(self.log), "ab") if self.log else open(os.devnull, "ab")
 
     def _said(self, message: Any, at: float) -> None:
         self.mailbox.put(Said(self, message, at))
