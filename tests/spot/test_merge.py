@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -19,12 +20,14 @@ from .test_trainer import FAST, counted, rounds
 
 
 def make_worker(seed: int, answers: int = 40, training: TrainSettings = FAST) -> SpotTrainer:
-    """Workers begin with the same drafter and see answers of their own."""
+    """Workers begin with the same drafter and see answers of their own. By their clocks a step takes the time that it
+    may, so that the sizes of steps do not depend on the machine."""
     drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
     buffer = SpotBuffer(2**24)
     for sample in counted(drafter, answers, seed):
         buffer.put(sample)
-    return SpotTrainer(drafter, buffer, training, seed=seed)
+    ticks = itertools.count()
+    return SpotTrainer(drafter, buffer, training, seed=seed, clock=lambda: next(ticks) / 20)
 
 
 def everything(worker: SpotTrainer) -> list[torch.Tensor]:
