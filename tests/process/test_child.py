@@ -120,7 +120,7 @@ def test_how_it_ended(mailbox, request, code, which):
     assert isinstance(take(mailbox)[-1], Ended) and child.how_it_ended() == code
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_how_a_guarded_one_was_killed(mailbox, guarded, number):
     guarded.send(("pid", None))
     (news,) = take(mailbox)
