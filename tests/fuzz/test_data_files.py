@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from paceline.config import TaskConfig
+from paceline.config import TaskConfig, config_from
 from paceline.errors import UserError
 from paceline.model.tokenizer import load_tokenizer
 from paceline.tasks import make_task
@@ -186,7 +186,9 @@ def test_what_is_no_file_is_refused_at_once(tmp_path):
     (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
     with open(tmp_path / "huge.jsonl", "wb") as file:
         file.truncate(2**40)  # holes: no such file fits, but it takes no room
-    for name in ("x" * 5000 + ".jsonl", "~nobody-of-that-name/d.jsonl", "a\0b.jsonl"):
+    with pytest.raises(UserError, match="zero byte"):
+        config_from({"task.name": "a\0b.jsonl"}, "these settings")
+    for name in ("x" * 5000 + ".jsonl", "~nobody-of-that-name/d.jsonl"):
         with pytest.raises(UserError, match="cannot be looked up"):
             make_task(TaskConfig(name=name), 0, "chat")
     for file in sorted(tmp_path.iterdir()):
