@@ -89,6 +89,7 @@ def test_nothing_is_left_open_that_was_decided(case, own, tmp_path):
     assert Run.open(run).config.model_dump() != given.model_dump()
 
 
+@pytest.mark.soak
 def test_hosts_of_a_ray_cluster_decide_for_themselves(tmp_path):
     pytest.importorskip("ray")
     run = tmp_path / "run"

@@ -58,7 +58,7 @@ def undisturbed(tmp_path_factory) -> Undisturbed:
     return Undisturbed(rows, seconds)
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.soak)])
 def test_killed_at_random_moments(undisturbed, tmp_path, kills):
     dice, done = random.Random(kills), 0
     runs = (tmp_path / f"run-{number}" for number in itertools.count())

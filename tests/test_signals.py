@@ -36,6 +36,7 @@ WORDS = [
     # Drafts are verified by passes over several tokens, which round like single ones only in float64.
     "model.dtype=float64", "cluster.workers=1", "spot.when=update", "spot.rarely=1",
 ]  # fmt: skip
+SOAKED = [pytest.param("rollout", backend, marks=pytest.mark.soak) for backend in ("local", "ray")]
 PHASES: dict[str, tuple[type, str]] = {
     "rollout": (LiveView, "rollout_started"),
     "rewards": (Judge, "collect"),
@@ -117,7 +118,7 @@ def test_sigterm_in_each_phase(phase, after, undisturbed, tmp_path):
         assert [row[name] for name in SAME] == pytest.approx([same[name] for name in SAME], abs=1e-9), row["step"]
 
 
-@pytest.mark.parametrize(("phase", "backend"), [("rollout", "local"), ("update", "local"), ("rollout", "ray")])
+@pytest.mark.parametrize(("phase", "backend"), [("update", "local"), *SOAKED])
 def test_sigterm_with_several_workers(phase, backend, undisturbed, tmp_path):
     """Ray sets a handler of its own when it starts, which would end the driver unsaved."""
     if backend == "ray":

@@ -97,7 +97,7 @@ def kill(trainer: Recorded) -> Callable[[int], None]:
     return lambda worker: os.kill(trainer.cluster.transport.pid(worker), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(30, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.soak)])
 def test_killed_at_random_moments(tmp_path, kills):
     trainer = make(tmp_path / "run", *WORDS)
     check(trainer, Killer(trainer, kill(trainer), kills), kills, tmp_path)

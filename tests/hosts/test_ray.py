@@ -155,6 +155,7 @@ def test_an_error_is_not_a_death(transport, actor, words):
     assert not any(isinstance(report, Failed) for report in actors.receive(1.0)), "it is told once"
 
 
+@pytest.mark.soak
 def test_more_workers_than_cpus(transport):
     """They share: a CPU is asked for only so that they are spread."""
     actors = transport(Echo, workers=6)
