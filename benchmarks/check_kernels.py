@@ -21,30 +21,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.kernels import (
+    accept,
+    accept_triton,
     adam,
     adam_triton,
     device,
-    epilogue,
-    epilogue_triton,
+    feature_ring,
+    feature_ring_triton,
     fused_triton,
-    landing,
-    landing_triton,
-    normed,
-    normed_triton,
-    places,
-    places_triton,
-    product_triton,
-    race_triton,
-    ring,
-    ring_triton,
-    settle,
-    settle_triton,
+    gumbel_argmax_triton,
+    move_kv,
+    move_kv_triton,
+    positions,
+    positions_triton,
 )
-from paceline.kernels import race as races
-from paceline.kernels.epilogue import Cache, HeadNorms
+from paceline.kernels import gumbel_argmax as races
+from paceline.kernels.hopper import epilogue, epilogue_triton, matmul_triton, normed_matmul, normed_matmul_triton
+from paceline.kernels.hopper.epilogue import HeadNorms, KVRows
+from paceline.kernels.hopper.matmul import Tile
 from paceline.kernels.noise import gumbel, position_keys
 from paceline.kernels.paged_attention_triton import Cut, paged_attention
-from paceline.kernels.product import Tile
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NAMES = ("attention", "products", "normed", "epilogues", "race", "places", "settling", "landing", "stepping", "small")
@@ -78,9 +74,9 @@ class Check:
             sees.append(1 << t | (sees[parent] if parent >= 0 else 0))
         tree = torch.tensor(sees, device=DEVICE).expand(batch, new)
         k, v = (pool[table.long()].transpose(1, 2).flatten(2, 3).float() for pool in pools)
-        age = torch.arange(most * page, device=DEVICE) - context[:, None]  # [B, places]
+        age = torch.arange(most * page, device=DEVICE) - context[:, None]  # [B, positions]
         bit = tree[..., None] >> age.clamp(0, 63)[:, None] & 1
-        seen = (age < 0)[:, None] | ((age < new)[:, None] & (bit == 1))  # [B, T, places]
+        seen = (age < 0)[:, None] | ((age < new)[:, None] & (bit == 1))  # [B, T, positions]
         k, v = (x.repeat_interleave(group, 1) for x in (k, v))
         expected = F.scaled_dot_product_attention(q.transpose(1, 2).float(), k, v, attn_mask=seen[:, None])
         cut = self.dice.choice([None, Cut(waves=4), Cut(32, 64, 4, 3), Cut(128, 64, 4, 2), Cut(16, most_splits=64)])
@@ -98,37 +94,37 @@ class Check:
             tile = Tile(8, 128, 2, vector=True, ahead=self.dice.random() < 0.5)
         x, weight = self.normal(rows, size), self.normal(2 * out, size, scale=size**-0.5)
         gate, up = (x.float() @ weight.float().t()).chunk(2, -1)
-        parts = product_triton.split_product(x, weight[:out], tile)
-        pairs = [(parts.sum(0), gate), (product_triton.gated_product(x, weight, tile), F.silu(gate) * up)]
+        parts = matmul_triton.split_k_matmul(x, weight[:out], tile)
+        pairs = [(parts.sum(0), gate), (matmul_triton.gated_matmul(x, weight, tile), F.silu(gate) * up)]
         return pairs if rows == 1 else [*pairs, *self.halves(x, weight, tile)]
 
     def halves(self, x: Tensor, weight: Tensor, tile: Tile) -> list[tuple[Tensor, Tensor]]:
         """A norm whose first half is a part of the product before it, and its second of the one behind."""
         out = len(weight) // 2
         residual, norm, behind = self.normal(len(x), out), self.normal(out), self.normal(64, out, scale=out**-0.5)
-        added = product_triton.added_product(x, weight[:out], residual, None, norm, tile)
-        stream = normed.Sum(residual, (x.float() @ weight[:out].float().t())[None])
-        expected, hidden = normed.norm_gated(stream, norm, 1e-6, behind)
-        scale = epilogue.Scale(added[2], out, 1e-6)
-        return [(added[0], expected), (product_triton.gated_product(added[1], behind, tile, scale), hidden)]
+        added = matmul_triton.residual_matmul(x, weight[:out], residual, None, norm, tile)
+        stream = normed_matmul.ResidualStream(residual, (x.float() @ weight[:out].float().t())[None])
+        expected, hidden = normed_matmul.norm_gated_matmul(stream, norm, 1e-6, behind)
+        scale = epilogue.DeferredNorm(added[2], out, 1e-6)
+        return [(added[0], expected), (matmul_triton.gated_matmul(added[1], behind, tile, scale), hidden)]
 
     def normed(self) -> list[tuple[Tensor, Tensor]]:
         size, splits, d = self.dice.choice([96, 130]), self.dice.randint(0, 3), self.dice.choice([16, 64])
         parts = self.normal(splits, 1, size, dtype=torch.float32) if splits else None
-        stream, norm = normed.Sum(self.normal(1, size), parts), self.normal(size)
+        stream, norm = normed_matmul.ResidualStream(self.normal(1, size), parts), self.normal(size)
         tile = Tile(self.dice.choice([4, 8]), vector=True, norm=True, turns=self.dice.choice([1, 3]))
         weight = self.normal(160, size, scale=size**-0.5)
         pairs = zip(
-            normed_triton.norm_gated(stream, norm, 1e-6, weight, tile),
-            normed.norm_gated(stream, norm, 1e-6, weight),
+            normed_matmul_triton.norm_gated_matmul(stream, norm, 1e-6, weight, tile),
+            normed_matmul.norm_gated_matmul(stream, norm, 1e-6, weight),
             strict=True,
         )
         weight, pools = self.normal(10 * d, size, scale=size**-0.5), self.normal(2, 2, 40, d)
         slots = torch.randperm(40, generator=self.generator, device=DEVICE)[:2]
         turn = self.normal(10 * d), None, self.normal(1, 1, d), self.normal(1, 1, d), (6, 2)
-        own, plain = (normed.Turn(*turn, Cache(*pool, slots)) for pool in pools)
-        got = normed_triton.norm_heads(stream, norm, 1e-6, weight, own, tile)
-        expected = normed.norm_heads(stream, norm, 1e-6, weight, plain)
+        own, plain = (normed_matmul.RopeArgs(*turn, KVRows(*pool, slots)) for pool in pools)
+        got = normed_matmul_triton.norm_qkv_matmul(stream, norm, 1e-6, weight, own, tile)
+        expected = normed_matmul.norm_qkv_matmul(stream, norm, 1e-6, weight, plain)
         return [*pairs, *zip(got, expected, strict=True), (pools[0, :, slots], pools[1, :, slots])]
 
     def epilogues(self) -> list[tuple[Tensor, Tensor]]:
@@ -143,12 +139,12 @@ class Check:
         slots = torch.randperm(40 * heads[1], generator=self.generator, device=DEVICE)[: rows * heads[1]]
         qkv = self.normal(splits, rows, every * d, **wide), self.normal(every * d), norms
         turn = self.normal(rows, 1, d), self.normal(rows, 1, d), heads
-        got = epilogue_triton.turn_and_keep(*qkv, *turn, Cache(*pools[0], slots))
-        expected = epilogue.turn_and_keep.plain(*qkv, *turn, Cache(*pools[1], slots))
+        got = epilogue_triton.rope_and_cache(*qkv, *turn, KVRows(*pools[0], slots))
+        expected = epilogue.rope_and_cache.plain(*qkv, *turn, KVRows(*pools[1], slots))
         pairs += [(got, expected), (pools[0, :, slots], pools[1, :, slots])]
         beside = self.ints(0, 9, rows), self.normal(9, size), self.normal(size), self.normal(rows, size)
         beside_args = (*beside, self.normal(size), 1e-6)
-        return [*pairs, (epilogue_triton.norm_beside(*beside_args), epilogue.norm_beside.plain(*beside_args))]
+        return [*pairs, (epilogue_triton.concat_norm(*beside_args), epilogue.concat_norm.plain(*beside_args))]
 
     def race(self) -> list[tuple[Tensor, Tensor]]:
         batch, each, vocab = self.dice.randint(1, 4), self.dice.choice([1, 3]), self.dice.choice([50, 1024, 5000])
@@ -157,10 +153,13 @@ class Check:
         warm = torch.tensor([coldest, 1.0, 0.7], device=DEVICE)[self.ints(0, 3, batch)]
         level = self.ints(0, 5, batch, each) if each > 1 else None
         args = self.normal(batch * each, vocab, scale=3.0), keys, spots, warm, level
-        tokens, logprobs = race_triton.race(*args)
-        expected, expected_logprobs = races.race.plain(*args)
+        tokens, logprobs = gumbel_argmax_triton.gumbel_argmax(*args)
+        expected, expected_logprobs = races.gumbel_argmax.plain(*args)
         bans = races.Bans(self.ints(0, vocab, batch, 2, dtype=torch.int32), self.ints(0, 5, batch, dtype=torch.int32))
-        banned, allowed = race_triton.race(*args, bans=bans)[0], races.race.plain(*args, bans=bans)[0]
+        banned, allowed = (
+            gumbel_argmax_triton.gumbel_argmax(*args, bans=bans)[0],
+            races.gumbel_argmax.plain(*args, bans=bans)[0],
+        )
         noise = fused_triton.noise_ahead(keys, spots, 2, vocab)[:, 1]
         stored = gumbel(position_keys(keys, spots + 1), vocab)
         return [(tokens, expected), (logprobs, expected_logprobs), (banned, allowed), (noise, stored)]
@@ -169,14 +168,16 @@ class Check:
         batch, new = self.dice.randint(1, 4), self.dice.choice([1, 5])
         table, context = self.ints(1, 40, batch, 6, dtype=torch.int32), self.ints(0, 90, batch, dtype=torch.int32)
         args = table, context, new, 16, 3
-        pairs = list(zip(places_triton.slots(*args), places.slots.plain(*args), strict=True))
+        pairs = list(zip(positions_triton.kv_slots(*args), positions.kv_slots.plain(*args), strict=True))
         trees = table[:, 0], context, self.ints(-1, 9, batch, new, dtype=torch.int32), self.ints(0, 4, batch, new + 1)
-        pairs += zip(places_triton.members(*trees), places.members.plain(*trees), strict=True)
+        pairs += zip(positions_triton.tree_nodes(*trees), positions.tree_nodes.plain(*trees), strict=True)
         window = (*self.ints(0, 60, 3, batch, dtype=torch.int32), 16, 24, 40, 8)
-        pairs += zip(places_triton.window_table(*window), places.window_table.plain(*window), strict=True)
+        pairs += zip(positions_triton.window_table(*window), positions.window_table.plain(*window), strict=True)
         turns = self.ints(0, 9000, 5), 10000.0 ** -(torch.arange(32, device=DEVICE) / 32), self.normal(2, 32).float()
         pairs += zip(
-            places_triton.rotations(*turns, torch.float32), places.rotations.plain(*turns, torch.float32), strict=True
+            positions_triton.rotations(*turns, torch.float32),
+            positions.rotations.plain(*turns, torch.float32),
+            strict=True,
         )
         return pairs
 
@@ -188,22 +189,22 @@ class Check:
         args = slots, way.to(DEVICE), self.ints(0, depth + 1, batch)
         pools = self.normal(2, 2, batch * members * heads, 24)
         expected = pools.clone()
-        settle_triton.settle(*pools, *args)
-        settle.settle.plain(*expected, *args)
+        move_kv_triton.move_accepted_kv(*pools, *args)
+        move_kv.move_accepted_kv.plain(*expected, *args)
         return [(pools, expected)]
 
     def landing(self) -> list[tuple[Tensor, Tensor]]:
         batch, count = self.dice.choice([1, 5]), self.dice.choice([1, 2, 40])
         winners = self.ints(0, 3, batch, count + 1)
         guesses, usable = self.ints(-1, 3, batch, count, dtype=torch.int32), self.ints(0, 5, batch, count + 1) > 0
-        held = landing.agreed.plain(guesses, winners, usable)
+        held = accept.count_accepted.plain(guesses, winners, usable)
         got = self.ints(0, 9, batch, 6, dtype=torch.int32)
         expected = got.clone()
         logprobs = self.normal(batch, count + 1, dtype=torch.float32)
-        packed = landing_triton.land(*got.t()[:4], winners, logprobs, held)
+        packed = accept_triton.advance_rows(*got.t()[:4], winners, logprobs, held)
         return [
-            (landing_triton.agreed(guesses, winners, usable), held),
-            (packed, landing.land.plain(*expected.t()[:4], winners, logprobs, held)),
+            (accept_triton.count_accepted(guesses, winners, usable), held),
+            (packed, accept.advance_rows.plain(*expected.t()[:4], winners, logprobs, held)),
             (got, expected),
         ]
 
@@ -231,8 +232,8 @@ class Check:
         rings[1][1] = rings[1][0]
         put = torch.tensor([3, 1], device=DEVICE), self.ints(0, 30, 2), self.normal(2, 3, 24), self.ints(0, 9, 2, 2)
         keep = self.ints(0, 3, 2, 2), self.ints(0, 2, 2)
-        ring_triton.put(rings[0][0], rings[1][0], *put, *keep)
-        ring.put.plain(rings[0][1], rings[1][1], *put, *keep)
+        feature_ring_triton.write_features(rings[0][0], rings[1][0], *put, *keep)
+        feature_ring.write_features.plain(rings[0][1], rings[1][1], *put, *keep)
         pairs = [(part[0, 1:], part[1, 1:]) for part in rings]
         return [
             *pairs,

@@ -29,17 +29,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from paceline.draft.neural import DrafterShape, NeuralDrafter
+from paceline.core import Filters
+from paceline.draft.eagle.drafting import EagleDrafting
+from paceline.draft.eagle.features import FeatureRing
+from paceline.draft.eagle.model import DrafterShape, EagleModel
+from paceline.draft.eagle.vocabulary import guessable
 from paceline.draft.strategy import NEURAL, default_strategies
-from paceline.draft.vocabulary import guessable
-from paceline.kernels import device, fused, paged_attention_triton, product, race_triton
+from paceline.kernels import device, fused, gumbel_argmax_triton, paged_attention_triton
+from paceline.kernels.hopper import matmul
 from paceline.model import Decoder
-from paceline.rollout.drafting import NeuralDrafting
-from paceline.rollout.features import FeatureRing
 from paceline.rollout.pages import PagePool, default_page_size
-from paceline.rollout.request import Filters
 from paceline.rollout.rows import Rows
-from paceline.rollout.runner import Runner
+from paceline.rollout.runner import ModelRunner
 from passes import GEOMETRY, config_of
 
 PROCESSORS = 132  # of an H200
@@ -104,31 +105,31 @@ def recording() -> Iterator[dict[Variant, JITFunction]]:
         for target, name, value in (
             (JITFunction, "run", run),
             (fused, "interpreted", True),
-            (product, "_known", lambda _: True),
+            (matmul, "_known", lambda _: True),
             (device, "_can_start_early", lambda _: True),
             (paged_attention_triton, "processors", lambda _: PROCESSORS),
-            (race_triton, "processors", lambda _: PROCESSORS),
+            (gumbel_argmax_triton, "processors", lambda _: PROCESSORS),
         ):
             stack.enter_context(mock.patch.object(target, name, value))
         yield seen
 
 
-def make_runner(geometry: str, max_batch: int) -> Runner:
+def make_runner(geometry: str, max_batch: int) -> ModelRunner:
     config = config_of(geometry, LONGEST)
     with META:
         model = Decoder(config).to(torch.bfloat16).requires_grad_(False)
         guessed = guessable(config.vocab_size)
         vocab = torch.arange(guessed) if guessed < config.vocab_size else None
-        drafter = NeuralDrafter(model, DrafterShape(config.intermediate_size, WINDOW), vocab)
+        drafter = EagleModel(model, DrafterShape(config.intermediate_size, WINDOW), vocab)
         drafter = drafter.to(torch.bfloat16).requires_grad_(False)
     page = default_page_size(torch.device("cuda"), max_batch)
     rows = Rows(max_batch, -(-LONGEST // page), META, apart=True)
     ring = FeatureRing(max_batch, WINDOW, 3 * config.hidden_size, torch.bfloat16, META)
-    neural = NeuralDrafting(drafter, rows, ring, default_strategies([NEURAL]))
-    return Runner(model, PagePool(config, 64, page, torch.bfloat16, META), rows, None, ring, neural)
+    neural = EagleDrafting(drafter, rows, ring, default_strategies([NEURAL]))
+    return ModelRunner(model, PagePool(config, 64, page, torch.bfloat16, META), rows, None, ring, neural)
 
 
-def walk(runner: Runner, names: list[str]) -> None:
+def walk(runner: ModelRunner, names: list[str]) -> None:
     """All passes that graphs are captured of."""
     assert runner.neural is not None
     for batch in runner.ladder:

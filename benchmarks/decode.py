@@ -25,12 +25,13 @@ from typing import Any
 
 import torch
 
+from paceline.core import Request, SamplingParams
 from paceline.kernels.device import copy_bandwidth, wait_for
 from paceline.model import Decoder, DecoderConfig, load_model, save_model
 from paceline.model.checkpoint import find_model
 from paceline.model.decoder import as_dtype, weights_per_token
 from paceline.model.tokenizer import load_tokenizer
-from paceline.rollout import Engine, EngineSettings, Request, Sampling
+from paceline.rollout import EngineSettings, RolloutEngine
 from paceline.tasks.countdown import Countdown
 
 RANDOM = {  # Qwen2.5-0.5B's geometry
@@ -61,19 +62,19 @@ def make_work(args: argparse.Namespace, batch: int, vocab: int) -> list[Work]:
     """Batches to be run one after the other; small ones with answers of all lengths need more than one to mean much."""
     if args.model == "embedded":
         tokenizer, task = load_tokenizer("embedded"), Countdown("medium", "search", seed=1)
-        sampling = Sampling(max_tokens=args.tokens, stop_token_ids=tokenizer.eos_ids)
+        sampling = SamplingParams(max_tokens=args.tokens, stop_token_ids=tokenizer.eos_ids)
         count = batch if batch >= 64 else max(2 * batch, 8)
         prompts = [tokenizer.encode_prompt(task.sample(i).prompt) for i in range(count)]
         eos = list(tokenizer.eos_ids)
     else:
         r = random.Random(batch)
         prompts = [[r.randrange(3, vocab) for _ in range(args.prompt_tokens)] for _ in range(batch)]
-        sampling, eos = Sampling(max_tokens=args.tokens), []
+        sampling, eos = SamplingParams(max_tokens=args.tokens), []
     requests = [Request(i, tuple(p), sampling) for i, p in enumerate(prompts)]
     return [Work(requests[i : i + batch], eos) for i in range(0, len(requests), batch)]
 
 
-def run_ours(engine: Engine, work: Work) -> int:
+def run_ours(engine: RolloutEngine, work: Work) -> int:
     return sum(len(c.tokens) for c in engine.run(work.requests))
 
 
@@ -199,7 +200,7 @@ def measure(
     args: argparse.Namespace, model: Decoder, peers: dict[str, Any] | None, batch: int, floor: float
 ) -> dict[str, Any]:
     work = make_work(args, batch, model.config.vocab_size)
-    engine = Engine(model, EngineSettings(max_batch=batch))
+    engine = RolloutEngine(model, EngineSettings(max_batch=batch))
     runs = {"ours": lambda: sum(run_ours(engine, w) for w in work)}
     if peers:
         runs["generate"] = lambda: sum(run_generate(peers["generate"], w) for w in work)
@@ -228,7 +229,7 @@ def measure(
     return row
 
 
-def _warm_up(work: Work, engine: Engine, peers: dict[str, Any] | None) -> None:
+def _warm_up(work: Work, engine: RolloutEngine, peers: dict[str, Any] | None) -> None:
     """Graphs, kernels and caches; on a GPU at full length, because peers capture graphs as contexts grow."""
     tokens = work.tokens if engine.model.device.type == "cuda" else 16
     short = [replace(r, sampling=replace(r.sampling, max_tokens=tokens)) for r in work.requests]

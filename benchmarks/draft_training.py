@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from paceline.build import choose_device
-from paceline.draft.neural import DrafterShape, NeuralDrafter, new_drafter
-from paceline.draft.trainer import DrafterTrainer, TrainSettings
-from paceline.draft.training import batches, expected_accept_length, read_texts, suitable_rate
-from paceline.drafters import DEPTH, Text, write_texts
+from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.loss import batches, expected_accept_length, read_sequences, suitable_rate
+from paceline.draft.eagle.model import DrafterShape, EagleModel, new_drafter
+from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
+from paceline.library.fit import DEPTH, TokenSequence, generate_sequences
 from paceline.model import Decoder, load_model
 from paceline.model.tokenizer import load_tokenizer
-from paceline.rollout import Request, Sampling
+from paceline.setup.build import choose_device
 from paceline.tasks.countdown import Countdown
 
 RUNS = 5
@@ -68,26 +68,26 @@ def main() -> None:
     print(json.dumps({"device": where, "settings": vars(args), "rows": rows}))
 
 
-def make_texts(args: argparse.Namespace, policy: Decoder) -> list[Text]:
+def make_texts(args: argparse.Namespace, policy: Decoder) -> list[TokenSequence]:
     tokenizer, task = load_tokenizer(args.model), Countdown(args.difficulty, "search", seed=3)
-    sampling = Sampling(max_tokens=args.max_tokens, stop_token_ids=tokenizer.eos_ids)
+    sampling = SamplingParams(max_tokens=args.max_tokens, stop_token_ids=tokenizer.eos_ids)
     prompts = (tuple(tokenizer.encode_prompt(task.sample(i // 2).prompt)) for i in range(args.answers))
-    return write_texts(policy, [Request(i, prompt, sampling) for i, prompt in enumerate(prompts)])
+    return generate_sequences(policy, [Request(i, prompt, sampling) for i, prompt in enumerate(prompts)])
 
 
-def train(args: argparse.Namespace, policy: Decoder, texts: list[Text], way: Way) -> dict[str, Any]:
+def train(args: argparse.Namespace, policy: Decoder, texts: list[TokenSequence], way: Way) -> dict[str, Any]:
     drafter = new_drafter(policy, args.window, seed=0)
     if not way.takes_after:
-        drafter = NeuralDrafter(policy, DrafterShape(policy.config.intermediate_size, args.window)).init_weights(0)
+        drafter = EagleModel(policy, DrafterShape(policy.config.intermediate_size, args.window)).init_weights(0)
     kept = len(texts) // 12
-    judged = read_texts(drafter, texts[:kept])
+    judged = read_sequences(drafter, texts[:kept])
     settings = TrainSettings(lr=suitable_rate(policy), first_runs=way.first_runs)
     trainer, dice, work = DrafterTrainer(drafter, settings), random.Random(0), 0.0
     reached: list[float] = []
     started = time.perf_counter()
     while work < args.tokens:
         for batch in batches(texts[kept:], way.step_tokens, dice.shuffle, lambda text: len(text[0])):
-            _, agree = trainer.step(read_texts(drafter, batch), work / args.tokens)
+            _, agree = trainer.step(read_sequences(drafter, batch), work / args.tokens)
             work += sum(len(tokens) for tokens, _ in batch) * len(agree) / RUNS
             if work > args.tokens * (len(reached) + 1) / 4:
                 trainer.publish()

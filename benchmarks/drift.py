@@ -40,11 +40,11 @@ from typing import Any
 
 import torch
 
-from paceline.build import DRAFTER, NEW_WINDOW, choose_device, find_drafter
 from paceline.config import Config, load_config
-from paceline.draft.neural import NeuralDrafter, load_drafter, new_drafter
+from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.model import EagleModel, load_drafter, new_drafter
+from paceline.draft.eagle.vocabulary import choose_tokens
 from paceline.draft.strategy import Strategy
-from paceline.draft.vocabulary import choose_tokens
 from paceline.errors import Stopped, UserError
 from paceline.loop import train
 from paceline.model import load_model
@@ -52,7 +52,8 @@ from paceline.model.decoder import Decoder
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.observe.live import LiveView
 from paceline.observe.metrics import read_lines
-from paceline.rollout import Engine, EngineSettings, Request, Sampling
+from paceline.rollout import EngineSettings, RolloutEngine
+from paceline.setup.build import DRAFTER, NEW_WINDOW, choose_device, find_drafter
 from paceline.tasks import make_task
 from paceline.tasks.tasks import choose_style
 
@@ -185,7 +186,7 @@ def probe_arm(args: argparse.Namespace, name: str, as_begun: bool = False) -> Pr
     tokenizer = load_tokenizer(args.model)
     drafter = first_drafter(config, policy)
     strategy = Strategy.parse(args.probe)
-    engine = Engine(policy, EngineSettings(max_batch=args.probe_prompts), None, [drafter], [strategy])
+    engine = RolloutEngine(policy, EngineSettings(max_batch=args.probe_prompts), None, [drafter], [strategy])
     engine.choose = lambda _: strategy
     requests = probe_requests(config, policy, tokenizer, args.probe_prompts)
     results = {0: ask(engine, requests)}
@@ -199,7 +200,7 @@ def probe_arm(args: argparse.Namespace, name: str, as_begun: bool = False) -> Pr
     return results
 
 
-def first_drafter(config: Config, policy: Decoder) -> NeuralDrafter:
+def first_drafter(config: Config, policy: Decoder) -> EagleModel:
     if config.speculation.drafter == "new":
         return new_drafter(policy, NEW_WINDOW, config.seed, choose_tokens(policy))
     folder = find_drafter(config.speculation.drafter, config.model.path)
@@ -212,14 +213,14 @@ def probe_requests(config: Config, policy: Decoder, tokenizer: Tokenizer, count:
     style = choose_style(config.task.style, policy.config.hf, bool(tokenizer.hf.chat_template))
     task = make_task(config.task.model_copy(update={"problems": None}), config.seed + UNSEEN, style)
     r = config.rollout
-    sampling = Sampling(
+    sampling = SamplingParams(
         r.temperature, r.top_k, r.top_p, r.min_p, r.max_tokens, r.min_tokens, stop_token_ids=tokenizer.eos_ids
     )
     prompts = [tuple(tokenizer.encode_prompt(task.sample(i).prompt)) for i in range(count)]
     return [Request(i, prompt, sampling, config.seed) for i, prompt in enumerate(prompts)]
 
 
-def ask(engine: Engine, requests: list[Request]) -> float:
+def ask(engine: RolloutEngine, requests: list[Request]) -> float:
     before = engine.stats.snapshot()
     for _ in engine.run(requests):
         pass

@@ -30,16 +30,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from paceline.build import DRAFTER
-from paceline.draft.neural import NeuralDrafter, load_drafter, save_drafter
-from paceline.draft.vocabulary import LEAST
+from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.model import EagleModel, load_drafter, save_drafter
+from paceline.draft.eagle.vocabulary import LEAST
 from paceline.learn.optimizer import AdamW
 from paceline.model import Decoder, DecoderConfig, load_model, save_model
 from paceline.model.attention import PackedAttention
 from paceline.model.decoder import as_dtype
 from paceline.model.grow import IDLE, grow, lean_away, push_down
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
-from paceline.rollout import Engine, EngineSettings, Request, Sampling
+from paceline.rollout import EngineSettings, RolloutEngine
+from paceline.setup.build import DRAFTER
 from paceline.tasks.countdown import LEVELS, TAIL, Countdown, Level, make_problem, prompt_of, solves
 from paceline.tasks.search import Searcher, full_answer
 
@@ -206,9 +207,9 @@ def train(model: Decoder, traces: Traces, minutes: float, lr: float, max_steps: 
 def evaluate(model: Decoder, tokenizer: Tokenizer, difficulty: str, prompts: int, longest: int) -> dict:
     """What the model does at temperature 1 on problems it has not seen."""
     task = Countdown(difficulty, "search", seed=987_654)
-    engine = Engine(model, EngineSettings(max_batch=min(prompts, 512)))
+    engine = RolloutEngine(model, EngineSettings(max_batch=min(prompts, 512)))
     samples = [task.sample(i) for i in range(prompts)]
-    sampling = Sampling(max_tokens=longest, stop_token_ids=tokenizer.eos_ids)
+    sampling = SamplingParams(max_tokens=longest, stop_token_ids=tokenizer.eos_ids)
     requests = [Request(s.index, tuple(tokenizer.encode_prompt(s.prompt)), sampling) for s in samples]
     lengths, solved, ended = [], 0, 0
     for completion in engine.run(requests):
@@ -303,11 +304,11 @@ def grow_folder(name: str, trained: Path, out: Path, seed: int) -> dict:
 
 
 @torch.no_grad()
-def grow_drafter(drafter: NeuralDrafter, policy: Decoder, vocab_size: int) -> NeuralDrafter:
+def grow_drafter(drafter: EagleModel, policy: Decoder, vocab_size: int) -> EagleModel:
     """The same drafter for a policy that was grown from its own; it can guess the first `vocab_size` tokens, among them
     all that texts have. It must have learned from as many: it has to know that the others are none."""
     vocab = torch.arange(vocab_size, device=policy.device) if vocab_size < policy.config.vocab_size else None
-    grown = NeuralDrafter(policy, drafter.shape, vocab)
+    grown = EagleModel(policy, drafter.shape, vocab)
     for own, trained in zip(grown.parameters(), drafter.parameters(), strict=True):
         own.copy_(trained)
     return grown

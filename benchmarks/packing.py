@@ -21,15 +21,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from paceline.build import NEW_WINDOW, choose_device, engine_settings, find_drafter, make_sampling
 from paceline.config import load_config
-from paceline.draft.neural import NeuralDrafter, load_drafter, new_drafter
-from paceline.draft.trainer import DrafterTrainer, TrainSettings
-from paceline.draft.training import Texts, read_texts, suitable_rate
+from paceline.core import Request
+from paceline.draft.eagle.loss import PackedSequences, read_sequences, suitable_rate
+from paceline.draft.eagle.model import EagleModel, load_drafter, new_drafter
+from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
 from paceline.model import load_model
 from paceline.model.tokenizer import load_tokenizer
-from paceline.rollout import Engine, Request
-from paceline.spot.buffer import Sample
+from paceline.rollout import RolloutEngine
+from paceline.setup.build import NEW_WINDOW, choose_device, engine_settings, find_drafter, make_sampling
+from paceline.spot.buffer import FeatureSample
 from paceline.spot.trainer import lay_out
 from paceline.tasks import make_task
 from paceline.tasks.tasks import choose_style
@@ -68,24 +69,24 @@ def main() -> None:
                       "runs": args.runs, "repeat": args.repeat, "rows": rows}))  # fmt: skip
 
 
-def make_samples(args: argparse.Namespace, drafter: NeuralDrafter) -> list[Sample]:
+def make_samples(args: argparse.Namespace, drafter: EagleModel) -> list[FeatureSample]:
     """Answers of the policy to the default task, with what it thought of them, in no order."""
     config, policy, tokenizer = load_config(), drafter.policy, load_tokenizer(args.model)
     style = choose_style(config.task.style, policy.config.hf, bool(tokenizer.hf.chat_template))
     task = make_task(config.task.model_copy(update={"problems": None}), config.seed + UNSEEN, style)
     sampling = make_sampling(config, tokenizer.eos_ids)
-    engine = Engine(policy, engine_settings(config, policy.device), tokenizer.decode)
+    engine = RolloutEngine(policy, engine_settings(config, policy.device), tokenizer.decode)
     prompts = [tuple(tokenizer.encode_prompt(task.sample(i).prompt)) for i in range(args.answers)]
     samples = []
     for done in engine.run(Request(i, prompt, sampling) for i, prompt in enumerate(prompts)):
         prompt = len(done.request.prompt)
-        texts = read_texts(drafter, [([*done.request.prompt, *done.tokens], prompt)])
-        samples.append(Sample(texts.tokens.int(), prompt, texts.features, texts.hidden).on_host())
+        texts = read_sequences(drafter, [([*done.request.prompt, *done.tokens], prompt)])
+        samples.append(FeatureSample(texts.tokens.int(), prompt, texts.features, texts.hidden).on_host())
     random.Random(0).shuffle(samples)  # they come in the order in which they finish, the short ones first
     return samples
 
 
-def measure(args: argparse.Namespace, drafter: NeuralDrafter, batches: list[list[Sample]]) -> dict[str, Any]:
+def measure(args: argparse.Namespace, drafter: EagleModel, batches: list[list[FeatureSample]]) -> dict[str, Any]:
     trainer = DrafterTrainer(drafter, TrainSettings(lr=suitable_rate(drafter.policy), runs=args.runs))
     ways = {"packed": lay_out, "padded": padded_texts}
     speeds: dict[str, list[float]] = {name: [] for name in ways}
@@ -105,7 +106,9 @@ def measure(args: argparse.Namespace, drafter: NeuralDrafter, batches: list[list
     }
 
 
-def seconds(trainer: DrafterTrainer, batches: list[list[Sample]], way: Callable[[list[Sample]], Texts]) -> float:
+def seconds(
+    trainer: DrafterTrainer, batches: list[list[FeatureSample]], way: Callable[[list[FeatureSample]], PackedSequences]
+) -> float:
     """One training step on each batch. A step reads its loss, so it is over when it returns."""
     started = time.perf_counter()
     for batch in batches:
@@ -113,11 +116,11 @@ def seconds(trainer: DrafterTrainer, batches: list[list[Sample]], way: Callable[
     return time.perf_counter() - started
 
 
-def padded_texts(samples: list[Sample]) -> Texts:
+def padded_texts(samples: list[FeatureSample]) -> PackedSequences:
     """Every sample as long as the longest. Nothing is learned from padding, so the loss is that of packed samples."""
     longest = max(map(len, samples))
     padded = [
-        Sample(
+        FeatureSample(
             F.pad(s.tokens, (0, longest - len(s))),
             s.prompt,
             F.pad(s.features, (0, 0, 0, longest - len(s))),

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.draft.drafter import Draft
+from paceline.core import Filters, Request, SamplingParams, Sequence
+from paceline.draft.base import Draft
 from paceline.draft.strategy import PLAIN, Strategy
-from paceline.draft.suffix import SuffixDrafter
-from paceline.kernels import product
+from paceline.draft.suffix.drafter import SuffixDrafter
+from paceline.kernels.hopper import matmul
 from paceline.model import Decoder, DecoderConfig
 from paceline.model.decoder import as_dtype
-from paceline.rollout import Engine, EngineSettings, Request, Sampling
+from paceline.rollout import EngineSettings, RolloutEngine
 from paceline.rollout.graphs import GraphPool
-from paceline.rollout.request import Filters, Sequence
 
 #            layers hidden heads kv   ff   vocab   tied
 GEOMETRY = {
@@ -134,7 +134,7 @@ class Bench:
         self.model, self.clock = model, clock
         settings = EngineSettings(max_batch=batch, max_length=longest, pages=pages)
         # An engine refuses strategies whose drafter it has not.
-        self.engine = Engine(model, settings, None, [*drafters, SuffixDrafter(1, 64)], strategies)
+        self.engine = RolloutEngine(model, settings, None, [*drafters, SuffixDrafter(1, 64)], strategies)
         if self.engine.graphs is not None:
             self.engine.graphs = self.engine.runner.graphs = TimedGraphs(clock)
         for part in (self.engine.pool.k, self.engine.pool.v):
@@ -150,7 +150,7 @@ class Bench:
         self.sequences.clear()
         for row in range(batch):
             tokens = dice.integers(vocab, size=context + 1).tolist()
-            seq = Sequence.of(Request(row, tuple(tokens), Sampling(max_tokens=ROOM)))
+            seq = Sequence.of(Request(row, tuple(tokens), SamplingParams(max_tokens=ROOM)))
             seq.pages, seq.slot = engine.pool.take(engine.pool.needed(context + ROOM)), row + 1
             engine.rows.put(row, seq)
             engine.rows.context[row] = context
@@ -196,11 +196,11 @@ def chain(tokens: int) -> Strategy:
 def use_table(file: str) -> None:
     """Instead of the shipped one, or none: then cuBLAS makes all products."""
     if file == "none":
-        product.TILES = {}
+        matmul.TILES = {}
         return
     from paceline.kernels import paged_attention_triton as attention
 
-    product.TILES, attention.CUTS = product.read_tiles(Path(file)), attention.read_cuts(Path(file))
+    matmul.TILES, attention.CUTS = matmul.read_tiles(Path(file)), attention.read_cuts(Path(file))
 
 
 def pages_for(batch: int, context: int) -> int:

@@ -23,14 +23,15 @@ from typing import Any
 
 import torch
 
-from paceline.build import choose_device, find_drafter
-from paceline.draft.neural import load_drafter
-from paceline.draft.suffix import SuffixDrafter
+from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.model import load_drafter
+from paceline.draft.suffix.drafter import SuffixDrafter
 from paceline.model import load_model
 from paceline.model.checkpoint import find_model
 from paceline.model.decoder import as_dtype
 from paceline.model.tokenizer import load_tokenizer
-from paceline.rollout import Engine, EngineSettings, Request, Sampling
+from paceline.rollout import EngineSettings, RolloutEngine
+from paceline.setup.build import choose_device, find_drafter
 from paceline.tasks.countdown import Countdown
 
 Prompts = list[tuple[int, ...]]
@@ -98,11 +99,11 @@ def run_ours(args: argparse.Namespace, prompts: Prompts, device: torch.device) -
     folder = find_drafter("auto", args.model)
     if folder is not None:
         drafters.append(load_drafter(folder, model))
-    engines = {"plain": Engine(model, settings), "adaptive": Engine(model, settings, None, drafters)}
-    free = Sampling(max_tokens=args.max_tokens, stop_token_ids=eos)
+    engines = {"plain": RolloutEngine(model, settings), "adaptive": RolloutEngine(model, settings, None, drafters)}
+    free = SamplingParams(max_tokens=args.max_tokens, stop_token_ids=eos)
     done = engines["plain"].run([Request(i, prompt, free) for i, prompt in enumerate(prompts)])
     lengths = [n for _, n in sorted((c.request.id, len(c.tokens)) for c in done)]
-    fixed = [Sampling(max_tokens=n, min_tokens=n, stop_token_ids=eos) for n in lengths]
+    fixed = [SamplingParams(max_tokens=n, min_tokens=n, stop_token_ids=eos) for n in lengths]
     requests = [Request(i, prompt, s) for i, (prompt, s) in enumerate(zip(prompts, fixed, strict=True))]
     seconds: dict[str, list[float]] = {way: [] for way in engines}
     for _ in range(args.warm_up):  # plain decoding has had its turn above

@@ -24,11 +24,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from paceline.draft.eagle.drafting import entries_at_once, entries_in_reach
+from paceline.draft.eagle.vocabulary import GUESSABLE
 from paceline.draft.pace import Pace, rates
 from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
 from paceline.draft.tuner import Prospect, Tuner, sizes
-from paceline.draft.vocabulary import GUESSABLE
-from paceline.rollout.drafting import entries_at_once, entries_in_reach
 
 MOST, LONGEST = 128, 4096
 GUESSES, CONTEXT = 6, 2048  # of the rounds of guesses that roofline.py measures, and of all its passes but one

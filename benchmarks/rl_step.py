@@ -28,17 +28,17 @@ from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
 
-from paceline.build import choose_device  # noqa: E402
-from paceline.compare import ADAPTIVE, PLAIN, Comparison, Step, joules_of  # noqa: E402
+from paceline.commands.compare import ADAPTIVE, PLAIN, ComparedStep, Comparison, joules_of  # noqa: E402
 from paceline.config import Config, load_config  # noqa: E402
 from paceline.kernels.device import product_rate  # noqa: E402
-from paceline.memory import gb  # noqa: E402
 from paceline.model import Decoder  # noqa: E402
 from paceline.model.checkpoint import find_model, read_config  # noqa: E402
 from paceline.model.decoder import weights_per_token  # noqa: E402
 from paceline.observe.live import LiveView  # noqa: E402
-from paceline.rollout.stats import PARTS, Round  # noqa: E402
+from paceline.rollout.stats import PARTS, RoundRecord  # noqa: E402
 from paceline.run import Run  # noqa: E402
+from paceline.setup.build import choose_device  # noqa: E402
+from paceline.setup.memory import gb  # noqa: E402
 
 WARM_UP = 1  # steps
 UNUSUAL = 5.0  # times the median of its like: a round that captured a graph, or had to wait
@@ -110,7 +110,7 @@ def measure(args: argparse.Namespace, config: Config) -> dict[str, Any]:
     trainer.look_into = args.explain
     ready = time.time() - STARTED
     print(f"ready after {ready:.1f} s", flush=True)
-    rounds: dict[str, list[Round]] = {PLAIN: [], ADAPTIVE: []}
+    rounds: dict[str, list[RoundRecord]] = {PLAIN: [], ADAPTIVE: []}
     try:
         for _ in range(config.steps):
             trainer.step()
@@ -139,7 +139,7 @@ def measure(args: argparse.Namespace, config: Config) -> dict[str, Any]:
     return result
 
 
-def line_of(number: int, s: Step) -> str:
+def line_of(number: int, s: ComparedStep) -> str:
     m = s.metrics
     return (
         f"step {number:>2}  plain {s.seconds[PLAIN]:.2f} s, adaptive {s.seconds[ADAPTIVE]:.2f} s ({s.speedup:.2f}), "
@@ -149,12 +149,12 @@ def line_of(number: int, s: Step) -> str:
     )
 
 
-def whole(s: Step, way: str) -> float:
+def whole(s: ComparedStep, way: str) -> float:
     """Seconds of a step that goes this way only."""
     return s.seconds[way] + s.rest_s - s.reward_s[ADAPTIVE] + s.reward_s[way]
 
 
-def row_of(s: Step) -> dict[str, Any]:
+def row_of(s: ComparedStep) -> dict[str, Any]:
     m = s.metrics
     names = ("response_length/mean", "response_length/p50", "response_length/p99", "response_length/max",
              "rollout/spec_accept_length", "timing_s/update_actor", "timing_s/train_drafter", "actor/grad_norm",
@@ -175,7 +175,7 @@ def row_of(s: Step) -> dict[str, Any]:
     } | {name: round(m[name], 4) for name in names if name in m}
 
 
-def summarize(steps: list[Step]) -> dict[str, Any]:
+def summarize(steps: list[ComparedStep]) -> dict[str, Any]:
     """Figures of the steps behind the first, and the rewards of all."""
     late = steps[WARM_UP:] or steps
     ratios = sorted(whole(s, PLAIN) / whole(s, ADAPTIVE) for s in late)
@@ -212,7 +212,7 @@ def summarize(steps: list[Step]) -> dict[str, Any]:
     }
 
 
-def update_speed(steps: list[Step], weights: int, rate: float) -> dict[str, Any]:
+def update_speed(steps: list[ComparedStep], weights: int, rate: float) -> dict[str, Any]:
     """Of the products of an update, there and back; attention, which is little, and what is computed twice to save
     memory are not counted."""
     late = steps[WARM_UP:] or steps
@@ -226,11 +226,11 @@ def update_speed(steps: list[Step], weights: int, rate: float) -> dict[str, Any]
     }
 
 
-def by_requests(rounds: dict[str, list[Round]], steps: int) -> list[dict[str, Any]]:
+def by_requests(rounds: dict[str, list[RoundRecord]], steps: int) -> list[dict[str, Any]]:
     """Of every step, by how many requests ran at once (1, 2, up to 4, up to 8, ...): seconds of each way, and of the
     adaptive one how much of that was in rounds that took unusually long, tokens per request and round, and the strategy
     that most of the time went to."""
-    table: dict[int, dict[str, list[Round]]] = defaultdict(lambda: {way: [] for way in rounds})
+    table: dict[int, dict[str, list[RoundRecord]]] = defaultdict(lambda: {way: [] for way in rounds})
     for way, some in rounds.items():
         for r in some:
             if r.strategy != "prefill":

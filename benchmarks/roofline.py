@@ -22,17 +22,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.draft.drafter import Draft
-from paceline.draft.neural import DrafterShape, NeuralDrafter
+from paceline.core import Filters, Request, Sequence
+from paceline.draft.base import Draft
+from paceline.draft.eagle.model import DrafterShape, EagleModel
+from paceline.draft.eagle.vocabulary import GUESSABLE, LARGE, LEAST
 from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
-from paceline.draft.suffix import SuffixDrafter
-from paceline.draft.vocabulary import GUESSABLE, LARGE, LEAST
+from paceline.draft.suffix.drafter import SuffixDrafter
 from paceline.kernels import device as kernels
-from paceline.kernels import product
+from paceline.kernels.hopper import matmul
 from paceline.model import Decoder
 from paceline.model.decoder import parameter_bytes, weights_per_token
-from paceline.rollout import Request
-from paceline.rollout.request import Filters, Sequence
 from passes import (
     GEOMETRY,
     ROOM,
@@ -67,7 +66,7 @@ class Floor:
         """Milliseconds of a decode step, and of a pass that checks few tokens."""
         return 1e3 * (self.weights + batch * context * self.per_token) / self.bandwidth
 
-    def draft(self, drafter: NeuralDrafter, batch: int, context: int) -> float:
+    def draft(self, drafter: EagleModel, batch: int, context: int) -> float:
         """Milliseconds of a round: the features fused once, then layer and head for every guess."""
         c, width = self.model.config, self.model.dtype.itemsize
         head = c.hidden_size * (c.vocab_size if drafter.vocab is None else len(drafter.vocab)) * width
@@ -125,7 +124,7 @@ def measure_drafts(
     for size in heads if batches else []:
         for window in args.window if size is None else args.window[:1]:
             vocab = None if size is None else torch.arange(size, device=model.device)
-            drafter = NeuralDrafter(model, DrafterShape(model.config.intermediate_size, window), vocab)
+            drafter = EagleModel(model, DrafterShape(model.config.intermediate_size, window), vocab)
             randomize(drafter)
             pages = pages_for(max(batches), args.context)
             guessing = Strategy.parse(f"neural:{GUESSES}")
@@ -148,12 +147,12 @@ def measure_drafts(
 def compare_ways(args: argparse.Namespace, model: Decoder, clock: Clock, floor: Floor, table: Table) -> None:
     """The same passes with cuBLAS's products, with those of the table, and with kernels that start early and ask for
     so many MB of their weights."""
-    before = product.TILES, kernels.pdl, kernels.ahead_bytes
+    before = matmul.TILES, kernels.pdl, kernels.ahead_bytes
     pages = pages_for(max(args.batch), args.context)
     ways: list[tuple[str, Any, bool, int]] = [("cublas", {}, False, 0), ("tiles", before[0], False, 0)]
     ways += [(f"early, {mb} MB", before[0], True, mb << 20) for mb in args.ahead]
     for way, *settings in ways:
-        product.TILES, kernels.pdl, kernels.ahead_bytes = settings
+        matmul.TILES, kernels.pdl, kernels.ahead_bytes = settings
         bench = Bench(model, clock, max(args.batch), args.longest, pages)
         for batch in args.batch:
             bench.seat(batch, args.context)
@@ -162,7 +161,7 @@ def compare_ways(args: argparse.Namespace, model: Decoder, clock: Clock, floor: 
             one = table.add(f"decode [{way}]", batch, args.context, times[0], least, 0.0)
             table.add(f"verify 8 [{way}]", batch, args.context, times[1], least, one)
         del bench
-    product.TILES, kernels.pdl, kernels.ahead_bytes = before
+    matmul.TILES, kernels.pdl, kernels.ahead_bytes = before
 
 
 def measure_suffix(args: argparse.Namespace, plain: dict[Any, float]) -> list[dict[str, Any]]:
@@ -218,7 +217,7 @@ def profile(bench: Bench, batch: int, context: int, verify: int) -> dict[str, An
 
 def capture_all(model: Decoder, most: int) -> dict[str, Any]:
     """Every graph that the default strategies can need up to a batch size: seconds and memory."""
-    drafter = randomize(NeuralDrafter(model))
+    drafter = randomize(EagleModel(model))
     strategies = default_strategies(["suffix", NEURAL])
     context = drafter.shape.window + ROOM
     clock = Clock(model.device, 1)
@@ -265,7 +264,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         plain = measure_passes(args, bench, floor, table)
         summary: dict[str, Any] = {"geometry": args.geometry, "device": name, "dtype": str(model.dtype)}
         summary |= {"copy_gb_s": round(floor.bandwidth / 1e9, 1), "weight_bytes": floor.weights}
-        summary |= {"tiles": len(product.TILES), "pdl": kernels.pdl}
+        summary |= {"tiles": len(matmul.TILES), "pdl": kernels.pdl}
         summary["first_token_s"] = round(first, 2)
         if device.type == "cuda":
             summary["graph_gb"] = round(bench.engine.graphs.memory_bytes / 1e9, 3)

@@ -27,16 +27,17 @@ from typing import Any
 
 import torch
 
-from paceline.build import choose_device, find_drafter
-from paceline.draft.drafter import Draft, Text
-from paceline.draft.neural import load_drafter
+from paceline.core import Request, SamplingParams
+from paceline.draft.base import Draft, DraftSequence
+from paceline.draft.eagle.model import load_drafter
 from paceline.draft.strategy import PLAIN, Strategy
-from paceline.draft.suffix import SuffixDrafter
+from paceline.draft.suffix.drafter import SuffixDrafter
 from paceline.model import load_model
 from paceline.model.decoder import Decoder
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
-from paceline.rollout import Engine, EngineSettings, Request, Sampling
-from paceline.rollout.stats import Round
+from paceline.rollout import EngineSettings, RolloutEngine
+from paceline.rollout.stats import RoundRecord
+from paceline.setup.build import choose_device, find_drafter
 from paceline.tasks.countdown import Countdown
 
 
@@ -90,7 +91,7 @@ def measure(
     if folder is not None:
         drafters.append(load_drafter(folder, model))
     chosen = [Strategy.parse(s) for s in args.strategies.split(",")] if args.strategies else None
-    engine = Engine(model, EngineSettings(max_batch=batch), None, drafters, chosen)
+    engine = RolloutEngine(model, EngineSettings(max_batch=batch), None, drafters, chosen)
     work = Work(args, tokenizer, batch)
     strategies = [PLAIN, *(s for s in engine.strategies if not s.plain)]
     for strategy in strategies:
@@ -140,7 +141,7 @@ class TimedSuffix(SuffixDrafter):
         self.batch = batch
         self.seconds: list[float] = []
 
-    def propose(self, texts: Sequence[Text], strategy: Strategy) -> Draft:
+    def propose(self, texts: Sequence[DraftSequence], strategy: Strategy) -> Draft:
         started = time.perf_counter()
         draft = super().propose(texts, strategy)
         if len(texts) == self.batch and strategy.chain:
@@ -155,7 +156,7 @@ class Work:
         task = Countdown(args.difficulty, "search", seed=1)
         self.count = batch + max(8, batch)
         self.prompts = [tuple(tokenizer.encode_prompt(task.sample(i).prompt)) for i in range(self.count)]
-        self.sampling = Sampling(max_tokens=args.tokens, stop_token_ids=tokenizer.eos_ids)
+        self.sampling = SamplingParams(max_tokens=args.tokens, stop_token_ids=tokenizer.eos_ids)
         self.next = 0
 
     def requests(self) -> list[Request]:
@@ -163,9 +164,9 @@ class Work:
         return [Request(self.next + i, p, self.sampling) for i, p in enumerate(self.prompts)]
 
 
-def run(engine: Engine, work: Work, choose: Any) -> tuple[float, float, dict[str, int]]:
+def run(engine: RolloutEngine, work: Work, choose: Any) -> tuple[float, float, dict[str, int]]:
     """Tokens/s and tokens per text of the rounds with a full batch, and how often each strategy ran."""
-    rounds: list[Round] = []
+    rounds: list[RoundRecord] = []
     engine.choose, engine.record = choose, rounds.append
     for _ in engine.run(work.requests()):
         pass

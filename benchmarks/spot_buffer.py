@@ -20,15 +20,15 @@ from typing import Any
 
 import torch
 
-from paceline.build import choose_device
-from paceline.draft.neural import NeuralDrafter, new_drafter
-from paceline.draft.trainer import DrafterTrainer, TrainSettings
-from paceline.draft.training import batches, expected_accept_length, read_texts, suitable_rate
-from paceline.drafters import Text, write_texts
+from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.loss import batches, expected_accept_length, read_sequences, suitable_rate
+from paceline.draft.eagle.model import EagleModel, new_drafter
+from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
+from paceline.library.fit import TokenSequence, generate_sequences
 from paceline.model import Decoder, load_model
 from paceline.model.tokenizer import load_tokenizer
-from paceline.rollout import Request, Sampling
-from paceline.spot.buffer import Sample, SpotBuffer
+from paceline.setup.build import choose_device
+from paceline.spot.buffer import FeatureSample, SpotBuffer
 from paceline.spot.trainer import cut, lay_out
 from paceline.tasks.countdown import Countdown
 
@@ -66,13 +66,13 @@ def main() -> None:
     print(json.dumps({"settings": vars(args) | {"ways": list(args.ways)}, "from": FROM, "rows": rows}))
 
 
-def write_groups(args: argparse.Namespace, policy: Decoder) -> list[list[Text]]:
+def write_groups(args: argparse.Namespace, policy: Decoder) -> list[list[TokenSequence]]:
     """Answers by problem."""
     tokenizer, task = load_tokenizer(args.model), Countdown("tail", "search", seed=3)
-    sampling = Sampling(max_tokens=args.max_tokens, stop_token_ids=tokenizer.eos_ids)
+    sampling = SamplingParams(max_tokens=args.max_tokens, stop_token_ids=tokenizer.eos_ids)
     prompts = (tuple(tokenizer.encode_prompt(task.sample(i // args.samples).prompt)) for i in range(args.answers))
-    texts = write_texts(policy, [Request(i, prompt, sampling) for i, prompt in enumerate(prompts)])
-    groups: dict[tuple[int, ...], list[Text]] = {}
+    texts = generate_sequences(policy, [Request(i, prompt, sampling) for i, prompt in enumerate(prompts)])
+    groups: dict[tuple[int, ...], list[TokenSequence]] = {}
     for tokens, prompt in texts:
         groups.setdefault(tuple(tokens[:prompt]), []).append((tokens, prompt))
     lengths = sorted(len(tokens) for tokens, _ in texts)
@@ -82,7 +82,7 @@ def write_groups(args: argparse.Namespace, policy: Decoder) -> list[list[Text]]:
     return [groups[key] for key in sorted(groups)]
 
 
-def choose(texts: Sequence[Text], room: int, keep: str, dice: random.Random) -> list[Text]:
+def choose(texts: Sequence[TokenSequence], room: int, keep: str, dice: random.Random) -> list[TokenSequence]:
     """Texts of at most so many tokens together."""
     by_length = sorted(texts, key=lambda text: len(text[0]))
     if keep == "shortest":  # what was left when answers came longest first and what came first had to go
@@ -102,7 +102,7 @@ def choose(texts: Sequence[Text], room: int, keep: str, dice: random.Random) -> 
     return [(text[0][: len(p)], text[1]) for p, text in places if p and not (p.given_up or p.held_out)]
 
 
-def _fill(texts: Sequence[Text], room: int) -> list[Text]:
+def _fill(texts: Sequence[TokenSequence], room: int) -> list[TokenSequence]:
     kept = []
     for text in texts:
         if len(text[0]) <= room:
@@ -111,14 +111,14 @@ def _fill(texts: Sequence[Text], room: int) -> list[Text]:
     return kept
 
 
-def show_part(sample: Sample, show: str, size: int, dice: random.Random) -> list[Sample]:
+def show_part(sample: FeatureSample, show: str, size: int, dice: random.Random) -> list[FeatureSample]:
     if show == "pieces" or len(sample) <= size:
         return cut(sample, size, dice)
     return [sample.part(0, max(size, sample.prompt + 1), sample.prompt)]
 
 
 def train(
-    args: argparse.Namespace, policy: Decoder, groups: list[list[Text]], keep: str, show: str, seed: int
+    args: argparse.Namespace, policy: Decoder, groups: list[list[TokenSequence]], keep: str, show: str, seed: int
 ) -> list[float]:
     """Train a drafter on what is kept of each step -> accept length by where it is judged."""
     dice, groups = random.Random(seed), list(groups)
@@ -142,13 +142,13 @@ def train(
     return [round(judge(drafter, judged, first), 3) for first in FROM]
 
 
-def _sample(drafter: NeuralDrafter, text: Text) -> Sample:
-    got = read_texts(drafter, [text])
-    return Sample(got.tokens.int(), text[1], got.features, got.hidden).on_host()
+def _sample(drafter: EagleModel, text: TokenSequence) -> FeatureSample:
+    got = read_sequences(drafter, [text])
+    return FeatureSample(got.tokens.int(), text[1], got.features, got.hidden).on_host()
 
 
-def judge(drafter: NeuralDrafter, texts: list[Text], first: int) -> float:
-    got: Any = read_texts(drafter, texts)
+def judge(drafter: EagleModel, texts: list[TokenSequence], first: int) -> float:
+    got: Any = read_sequences(drafter, texts)
     got.learn &= got.place >= first
     return expected_accept_length(drafter, got, RUNS)
 

@@ -28,15 +28,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.kernels import epilogue_triton as epilogue
 from paceline.kernels import fused_triton
 from paceline.kernels import paged_attention_triton as attention
-from paceline.kernels import product_triton as product
 from paceline.kernels.device import copy_bandwidth, processors
-from paceline.kernels.epilogue import Cache
+from paceline.kernels.hopper import epilogue_triton as epilogue
+from paceline.kernels.hopper import matmul_triton as product
+from paceline.kernels.hopper.epilogue import KVRows
+from paceline.kernels.hopper.matmul import ROWS, Table, Tile, split_as, tile_for
 from paceline.kernels.paged_attention import chain_tree
 from paceline.kernels.paged_attention_triton import Cut
-from paceline.kernels.product import ROWS, Table, Tile, split_as, tile_for
 
 #           hidden heads kv d    ff
 GEOMETRY = {"7b": (3584, 28, 4, 128, 18944), "1.5b": (1536, 12, 2, 128, 8960), "tiny": (64, 4, 2, 16, 128)}
@@ -92,11 +92,11 @@ def try_product(rows: int, tile: Tile) -> str | None:
     expected = x.float() @ weight.float().t()
     if tile.added:
         residual, norm = torch.randn(rows, out, device=DEVICE).to(DTYPE), torch.ones(out, device=DEVICE).to(DTYPE)
-        work = lambda: product.added_product(x, weight, residual, None, norm, tile)[0]  # noqa: E731
+        work = lambda: product.residual_matmul(x, weight, residual, None, norm, tile)[0]  # noqa: E731
         return compare(work, expected + residual.float())
     if tile.gated:
         gate, up = expected.chunk(2, -1)
-        return compare(lambda: product.gated_product(x, weight, tile), F.silu(gate) * up)
+        return compare(lambda: product.gated_matmul(x, weight, tile), F.silu(gate) * up)
     return compare(lambda: split_as(replace(tile, splits=3), x, weight).sum(0), expected)
 
 
@@ -202,14 +202,14 @@ class Shape:
         """What is used beside the product: residual, norm, bias, rotation, cache."""
         kind: dict[str, Any] = {"dtype": DTYPE, "device": DEVICE}
         pool = torch.zeros(2, rows * self.kv_heads, self.d, **kind)
-        cache = Cache(pool[0], pool[1], torch.arange(rows * self.kv_heads, device=DEVICE))
+        cache = KVRows(pool[0], pool[1], torch.arange(rows * self.kv_heads, device=DEVICE))
         turn = torch.randn(rows, 1, self.d, **kind)
         return torch.randn(rows, self.out, **kind), torch.ones(self.out, **kind), turn, cache
 
     def follow(self, parts: Tensor, beside: tuple[Any, ...]) -> Any:
         residual, norm, turn, cache = beside
         if self.part.endswith("qkv"):
-            return epilogue.turn_and_keep(parts, norm, None, turn, turn, (self.heads, self.kv_heads), cache)
+            return epilogue.rope_and_cache(parts, norm, None, turn, turn, (self.heads, self.kv_heads), cache)
         return epilogue.add_norm(parts, residual, None, norm, 1e-6)
 
     def run(self, x: Tensor, i: int, tile: Tile | None, beside: tuple[Any, ...]) -> Any:
@@ -218,7 +218,7 @@ class Shape:
         if self.gated and tile is None:
             return fused_triton.gated(torch.mm(x, weight.t()))
         if self.gated:
-            return product.gated_product(x, weight, tile)
+            return product.gated_matmul(x, weight, tile)
         return self.follow(split_as(tile, x, weight), beside)
 
     def us(self, rows: int, tile: Tile | None, repeat: int) -> float:

@@ -26,13 +26,13 @@ import torch
 
 import passes
 import tune_products
-from paceline.kernels import normed, normed_triton, product
 from paceline.kernels import paged_attention_triton as attention
 from paceline.kernels.device import processors
-from paceline.kernels.epilogue import Cache
-from paceline.kernels.normed import Sum, Turn
+from paceline.kernels.hopper import matmul, normed_matmul, normed_matmul_triton
+from paceline.kernels.hopper.epilogue import KVRows
+from paceline.kernels.hopper.matmul import Table, Tile
+from paceline.kernels.hopper.normed_matmul import ResidualStream, RopeArgs
 from paceline.kernels.paged_attention_triton import Cut
-from paceline.kernels.product import Table, Tile
 from paceline.model import DecoderConfig
 from paceline.rollout.pages import default_page_size
 from passes import Bench, Clock, TimedGraphs, chain, config_of, make_model, pages_for
@@ -110,14 +110,22 @@ def try_normed(config: DecoderConfig, part: str, tile: Tile) -> str | None:
     """Compile a kernel that takes its norm along by using it -> what is wrong with it."""
     (out, size), heads, d = matrices(config)[part], (config.heads, config.kv_heads), config.head_dim
     make = lambda *shape: torch.randn(shape, device=tune_products.DEVICE).to(tune_products.DTYPE)  # noqa: E731
-    stream, norm, weight = Sum(make(1, size), make(3, 1, size).float()), make(size), make(out, size) * size**-0.5
+    stream, norm, weight = (
+        ResidualStream(make(1, size), make(3, 1, size).float()),
+        make(size),
+        make(out, size) * size**-0.5,
+    )
     if part == "gate_up":
-        expected = normed.norm_gated(stream, norm, 1e-6, weight)[1]
-        return tune_products.compare(lambda: normed_triton.norm_gated(stream, norm, 1e-6, weight, tile)[1], expected)
-    cache = Cache(make(8, d), make(8, d), torch.arange(heads[1], device=tune_products.DEVICE))
-    turn = Turn(make(out), None, make(1, 1, d), make(1, 1, d), heads, cache)
-    expected = normed.norm_heads(stream, norm, 1e-6, weight, turn)[1]
-    return tune_products.compare(lambda: normed_triton.norm_heads(stream, norm, 1e-6, weight, turn, tile)[1], expected)
+        expected = normed_matmul.norm_gated_matmul(stream, norm, 1e-6, weight)[1]
+        return tune_products.compare(
+            lambda: normed_matmul_triton.norm_gated_matmul(stream, norm, 1e-6, weight, tile)[1], expected
+        )
+    cache = KVRows(make(8, d), make(8, d), torch.arange(heads[1], device=tune_products.DEVICE))
+    turn = RopeArgs(make(out), None, make(1, 1, d), make(1, 1, d), heads, cache)
+    expected = normed_matmul.norm_qkv_matmul(stream, norm, 1e-6, weight, turn)[1]
+    return tune_products.compare(
+        lambda: normed_matmul_triton.norm_qkv_matmul(stream, norm, 1e-6, weight, turn, tile)[1], expected
+    )
 
 
 def descend(
@@ -184,7 +192,7 @@ class Steps:
 
 
 def apply(ways: Ways) -> None:
-    product.TILES = tiles_of(ways)
+    matmul.TILES = tiles_of(ways)
     attention.CUTS = cuts_of(ways)
 
 
@@ -222,7 +230,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
     if args.tiles:
         passes.use_table(args.tiles)
-    started, shipped = time.perf_counter(), product.TILES | attention.CUTS
+    started, shipped = time.perf_counter(), matmul.TILES | attention.CUTS
     config = config_of(args.geometry, args.context + passes.ROOM)
     tried = to_try(config, args.rows, args.context, args.workers, args.only)
     print(f"{len(tried)} ways to try, compiled in {time.perf_counter() - started:.0f} s", flush=True)
@@ -250,7 +258,7 @@ def main(argv: list[str] | None = None) -> None:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--geometry", choices=passes.GEOMETRY, default="1.5b")
-    parser.add_argument("--rows", type=int, choices=product.ROWS, default=1)
+    parser.add_argument("--rows", type=int, choices=matmul.ROWS, default=1)
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=90.0, help="no new tile is tried after this")

@@ -261,9 +261,9 @@ def test_a_full_disk_under_the_log(tmp_path, capsys, monkeypatch):
     def open_full(file: Path) -> int:
         return os.open("/dev/full", os.O_WRONLY) if file.name == "metrics.jsonl" else open_to_append(file)
 
-    from paceline.writing import open_to_append
+    from paceline.files.writing import open_to_append
 
-    monkeypatch.setattr("paceline.writing.open_to_append", open_full)
+    monkeypatch.setattr("paceline.files.writing.open_to_append", open_full)
     assert here("train", *QUICK, f"run_dir={tmp_path / 'run'}") == 1
     said = capsys.readouterr().err
     assert "No space left" in said and said.count("\n") == 1

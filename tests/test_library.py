@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from paceline import Drafter, Engine, Trainer
+from paceline.core import Sample
 from paceline.errors import RunError, UserError
 from paceline.tasks.countdown import Countdown
-from paceline.tasks.sample import Sample
 
 PROMPTS = [str(Countdown("easy", "search", 5).sample(i).prompt) for i in range(4)]
 SMALL = {

@@ -15,8 +15,8 @@ import pytest
 
 from paceline.config import load_config
 from paceline.errors import UserError
-from paceline.lock import LOCK, RunLock
-from paceline.loop import Trainer, train
+from paceline.files.lock import LOCK, RunLock
+from paceline.loop import TrainLoop, train
 from paceline.run import Run
 
 from .test_cli import QUICK, here, rows, wait_for
@@ -67,8 +67,8 @@ def test_a_trainer_in_the_same_process(tmp_path):
     config = load_config(None, [*QUICK, "steps=2", f"run_dir={tmp_path / 'run'}"])
     run = Run.create(config)
     with pytest.raises(UserError, match=f"is in use by process {os.getpid()}"):
-        Trainer(run.config, Run.open(run.folder))
-    trainer = Trainer(run.config, run)
+        TrainLoop(run.config, Run.open(run.folder))
+    trainer = TrainLoop(run.config, run)
     with pytest.raises(UserError, match="is in use by"):
         train(config, resume=run.folder)
     trainer.train()

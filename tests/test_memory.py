@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.build import engine_settings, make_drafter
 from paceline.config import load_config
 from paceline.errors import UserError
 from paceline.learn.algorithms import resolve
 from paceline.learn.learner import Learner
-from paceline.machine import machine_memory
-from paceline.memory import Room, check_fit, filled, plan_memory
 from paceline.model import DecoderConfig, load_model
 from paceline.model.attention import PackedAttention
 from paceline.model.checkpoint import EMBEDDED, read_config
-from paceline.rollout import Engine
+from paceline.rollout import RolloutEngine
 from paceline.rollout.pages import affordable_pages
+from paceline.setup.build import engine_settings, make_drafter
+from paceline.setup.machine import machine_memory
+from paceline.setup.memory import DeviceMemory, check_fit, filled, plan_memory
 
 from .conftest import tiny_model
 from .test_cli import here
@@ -25,7 +25,7 @@ SEVEN = {
     "model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
     "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064, "max_position_embeddings": 32768,
 }  # fmt: skip
-H200 = Room("one H200", 150 * 10**9, True)
+H200 = DeviceMemory("one H200", 150 * 10**9, True)
 LONG = [
     "rollout.max_tokens=8192", "task.max_prompt_tokens=512", "speculation.drafter=new", "spot.when='off'",
     "cluster.workers=1",
@@ -61,7 +61,7 @@ def test_a_7b_fits_one_h200_by_settings_and_only_by_settings():
 
 def test_what_cannot_fit_is_told_as_that():
     shape = DecoderConfig.from_hf(SEVEN)
-    small = Room("a small card", 24 * 10**9, True)
+    small = DeviceMemory("a small card", 24 * 10**9, True)
     again = lambda config: plan_memory(config, shape, small)  # noqa: E731
     config = settings(*LONG)
     with pytest.raises(UserError, match="take a smaller model or a larger device"):
@@ -71,7 +71,7 @@ def test_what_cannot_fit_is_told_as_that():
 def test_a_smaller_card_takes_the_same_recipe_by_settings():
     shape = DecoderConfig.from_hf(SEVEN | {"hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 2,
                                            "intermediate_size": 8960, "tie_word_embeddings": True})  # fmt: skip
-    card = Room("a card of 40 GB", 40 * 10**9, True)
+    card = DeviceMemory("a card of 40 GB", 40 * 10**9, True)
     again = lambda config: plan_memory(config, shape, card)  # noqa: E731
     assert not again(settings(*LONG)).fits
     plan = again(settings(*LONG, "learn.activation_checkpointing=true", "rollout.max_batch=32"))
@@ -82,11 +82,11 @@ def test_the_parts_are_what_they_take():
     """Everything that has a known size, against the tensors themselves."""
     config = settings("cluster.workers=1", "spot.when='off'", "learn.kl_coef=0.1", "rollout.max_batch=8")
     model = load_model("embedded")
-    plan = plan_memory(config, model.config, Room("here", 10**11, False))
+    plan = plan_memory(config, model.config, DeviceMemory("here", 10**11, False))
     learner = Learner(model, config)
     drafter = make_drafter(model, config)
     assert drafter is not None and learner.reference is not None
-    engine = Engine(model, engine_settings(config, model.device), None, [drafter])
+    engine = RolloutEngine(model, engine_settings(config, model.device), None, [drafter])
     parts = plan.parts
     assert parts["weights"] == parts["gradients"] == bytes_of(model.parameters())
     assert parts["optimizer"] == sum(bytes_of(learner.optimizer.tensors(n)) for n in learner.optimizer.mean)
@@ -102,7 +102,7 @@ def test_the_parts_are_what_they_take():
 @pytest.mark.parametrize("recompute", [False, True])
 def test_activations_are_what_autograd_keeps(recompute):
     from paceline.learn.logprobs import _recomputed
-    from paceline.memory import _activations
+    from paceline.setup.memory import _activations
 
     model = tiny_model(dtype=torch.float32, num_hidden_layers=6).requires_grad_(True)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -136,12 +136,14 @@ def test_kv_pages_get_what_is_left():
     chosen = settings(*words, "rollout.kv_memory_gb=10")
     assert plan_memory(chosen, shape, H200).parts["KV pages"] == pytest.approx(10e9)
     assert filled(chosen, plan) == chosen, "a setting stays what it is"
-    shared = plan_memory(chosen, shape, Room("half", 300 * 10**9, True, sharing=2), workers=2)
+    shared = plan_memory(chosen, shape, DeviceMemory("half", 300 * 10**9, True, sharing=2), workers=2)
     assert shared.parts["KV pages"] == pytest.approx(20e9)
 
 
 def test_the_machine_has_memory():
-    plan = plan_memory(settings("cluster.workers=2"), read_config(EMBEDDED), Room("here", machine_memory(), False, 2))
+    plan = plan_memory(
+        settings("cluster.workers=2"), read_config(EMBEDDED), DeviceMemory("here", machine_memory(), False, 2)
+    )
     assert plan.fits and 0 < plan.total < 10**10
 
 
@@ -157,7 +159,7 @@ def test_plan_is_shown_and_training_says_it(tmp_path, capsys):
 
 
 def test_what_does_not_fit_is_refused_before_it_starts(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("paceline.memory.machine_memory", lambda: 10**8)
+    monkeypatch.setattr("paceline.setup.memory.machine_memory", lambda: 10**8)
     assert here("train", "cluster.workers=1", f"run_dir={tmp_path / 'run'}") == 2
     said = capsys.readouterr().err
     assert "this run needs about" in said and "this machine has 0.1" in said and said.count("\n") == 1
@@ -166,7 +168,7 @@ def test_what_does_not_fit_is_refused_before_it_starts(tmp_path, capsys, monkeyp
 
 def test_more_memory_for_pages_than_the_machine_has_is_refused(tmp_path, capsys, monkeypatch):
     """Although pages take no more than the batch can use, so that the plan itself would fit."""
-    monkeypatch.setattr("paceline.memory.machine_memory", lambda: 24 * 10**9)
+    monkeypatch.setattr("paceline.setup.memory.machine_memory", lambda: 24 * 10**9)
     for words, problem in {
         "rollout.kv_memory_gb=500": "rollout.kv_memory_gb = 500 is more than this machine has, 24.0 GB; lower it",
         "speculation.suffix_mb=30000": "suffix_mb = 30000, 31.5 GB for every worker, is more than this machine has",

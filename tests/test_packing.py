@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from paceline.draft.neural import DrafterShape, NeuralDrafter
-from paceline.draft.training import read_texts, unrolled_loss
-from paceline.spot.buffer import Sample
+from paceline.draft.eagle.loss import read_sequences, unrolled_loss
+from paceline.draft.eagle.model import DrafterShape, EagleModel
+from paceline.spot.buffer import FeatureSample
 from paceline.spot.trainer import lay_out
 
 from .conftest import load_file, tiny_model
@@ -19,11 +19,11 @@ FILE = Path(__file__).parents[1] / "benchmarks" / "packing.py"
 
 def test_padding_changes_nothing_but_the_cost():
     packing = load_file(FILE)
-    drafter = NeuralDrafter(tiny_model(dtype=torch.float64), DrafterShape(64, 16)).init_weights(1, std=0.2)
+    drafter = EagleModel(tiny_model(dtype=torch.float64), DrafterShape(64, 16)).init_weights(1, std=0.2)
     dice, samples = random.Random(3), []
     for length in (9, 40, 23):
-        texts = read_texts(drafter, [([dice.randrange(128) for _ in range(length)], 4)])
-        samples.append(Sample(texts.tokens.int(), 4, texts.features, texts.hidden))
+        texts = read_sequences(drafter, [([dice.randrange(128) for _ in range(length)], 4)])
+        samples.append(FeatureSample(texts.tokens.int(), 4, texts.features, texts.hidden))
     packed, padded = lay_out(samples), packing.padded_texts(samples)
     assert len(packed.tokens) == 72 and len(padded.tokens) == 120 and padded.learn.sum() == packed.learn.sum()
     losses = [unrolled_loss(drafter, texts, 3, "soft")[0] for texts in (packed, padded)]

@@ -10,12 +10,12 @@ import torch
 import yaml
 
 from paceline.config import Config, load_config
-from paceline.decide import decide_for_device
-from paceline.decisions import FILE, flat
 from paceline.errors import UserError
-from paceline.loop import Trainer, train
-from paceline.observe.rundata import read_run
+from paceline.loop import TrainLoop, train
+from paceline.report.rundata import read_run
 from paceline.run import Run
+from paceline.setup.decide import decide_for_device
+from paceline.setup.decisions import FILE, flat
 
 from .conftest import tiny_model
 from .digits import DIGITS
@@ -111,7 +111,7 @@ def test_it_is_written_before_workers_start(tmp_path, monkeypatch):
 def test_what_is_written_is_what_runs(tmp_path):
     words = [*SMALL, "cluster.workers=1", "model.dtype=float64", f"run_dir={tmp_path / 'run'}"]
     run = Run.create(load_config(None, words))
-    trainer = Trainer(run.config, run)
+    trainer = TrainLoop(run.config, run)
     try:
         settings, worker = saved(run.folder), trainer.cluster.transport.worker
         engine = worker.adaptive

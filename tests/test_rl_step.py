@@ -38,9 +38,12 @@ def test_steps_of_both_ways(rl_step, monkeypatch, capsys):
 
 
 def test_how_fast_updates_are(rl_step):
-    from paceline.compare import Step
+    from paceline.commands.compare import ComparedStep
 
-    steps = [Step({}, metrics={"actor/tokens": n, "timing_s/update_actor": t}) for n, t in ((9, 9.0), (10, 2), (20, 4))]
+    steps = [
+        ComparedStep({}, metrics={"actor/tokens": n, "timing_s/update_actor": t})
+        for n, t in ((9, 9.0), (10, 2), (20, 4))
+    ]
     speed = rl_step.update_speed(steps, 1000, 1e5)
     assert speed == {"tokens": 15, "flop_s": 30_000.0, "product_flop_s": 1e5, "share": 0.3}, "without the first"
 
@@ -51,12 +54,12 @@ def test_answers_of_one_length(rl_step, monkeypatch, capsys):
 
 
 def test_the_summary_of_recorded_steps(rl_step):
-    from paceline.compare import Step
+    from paceline.commands.compare import ComparedStep
 
     metrics = {"response_length/p50": 100.0, "response_length/p99": 1000.0, "rollout/spec_accept_length": 5.0,
                "timing_s/update_actor": 2.0, "rollout/share/plain": 0.5, "rollout/share/verify": 0.5}  # fmt: skip
     steps = [
-        Step(
+        ComparedStep(
             {"plain": slow, "adaptive": 2.0},
             rest_s=3.0,
             rewards={"plain": 0.5, "adaptive": 0.5 + gap},
@@ -80,9 +83,8 @@ def test_the_summary_of_recorded_steps(rl_step):
 
 
 def test_answers_that_got_more_and_less_reward():
-    from paceline.compare import better_and_worse
-    from paceline.loop import Group
-    from paceline.tasks.sample import Sample
+    from paceline.commands.compare import better_and_worse
+    from paceline.core import Group, Sample
 
     plain, adaptive = (
         [Group(Sample(0, "?"), (1,), rewards=dict(enumerate(some))) for some in rewards]
@@ -92,11 +94,15 @@ def test_answers_that_got_more_and_less_reward():
 
 
 def test_where_the_time_goes_by_requests(rl_step):
-    from paceline.rollout.stats import Round
+    from paceline.rollout.stats import RoundRecord
 
-    plain = [Round(0.0, 1.0, 8, "plain", 8), Round(1.0, 0.5, 5, "plain", 5), Round(2.0, 0.25, 1, "plain", 1)]
-    few = [Round(i, 0.1, 1, "neural:3", 3) for i in range(4)] + [Round(5.0, 2.1, 1, "neural:3", 4)]
-    adaptive = [Round(0.0, 9.0, 8, "prefill", 8), Round(9.0, 1.0, 7, "plain", 7), *few]
+    plain = [
+        RoundRecord(0.0, 1.0, 8, "plain", 8),
+        RoundRecord(1.0, 0.5, 5, "plain", 5),
+        RoundRecord(2.0, 0.25, 1, "plain", 1),
+    ]
+    few = [RoundRecord(i, 0.1, 1, "neural:3", 3) for i in range(4)] + [RoundRecord(5.0, 2.1, 1, "neural:3", 4)]
+    adaptive = [RoundRecord(0.0, 9.0, 8, "prefill", 8), RoundRecord(9.0, 1.0, 7, "plain", 7), *few]
     one, eight = rl_step.by_requests({"plain": plain, "adaptive": adaptive}, 2)
     assert eight == {"up_to": 8, "seconds": {"plain": 0.75, "adaptive": 0.5}, "unusual_s": 0.0,
                      "tokens_per_round": 1.0, "mostly": "plain"}  # fmt: skip

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from paceline.config import load_config
 from paceline.errors import UserError
+from paceline.files.writing import append_text, write_aside
 from paceline.learn.state import load_learner
 from paceline.observe.metrics import append_line, cut_lines, read_lines
 from paceline.run import Progress, Run
-from paceline.writing import append_text, write_aside
 
 from .digits import DIGITS
 from .test_cli import here

@@ -22,9 +22,9 @@ from paceline.config import load_config
 from paceline.errors import Stopped
 from paceline.observe.live import LiveView
 from paceline.observe.metrics import MetricsLog
+from paceline.process.stopping import StoppedAtOnce
 from paceline.run import Run
-from paceline.stopping import StoppedAtOnce
-from paceline.tasks.judge import Judge
+from paceline.tasks.reward_pool import RewardPool
 
 from .digits import DIGITS
 from .test_cli import QUICK, rows, wait_for
@@ -39,7 +39,7 @@ WORDS = [
 SOAKED = [pytest.param("rollout", backend, marks=pytest.mark.soak) for backend in ("local", "ray")]
 PHASES: dict[str, tuple[type, str]] = {
     "rollout": (LiveView, "rollout_started"),
-    "rewards": (Judge, "collect"),
+    "rewards": (RewardPool, "collect"),
     "end of the rollout": (Cluster, "end"),
     "update": (Cluster, "update"),
     "drafter": (Cluster, "spend"),
@@ -384,7 +384,7 @@ def test_no_orphans_when_stopped_while_workers_load(tmp_path):
 def test_processes_that_a_run_has_started_leave_it_to_the_driver():
     """Slurm and systemd send SIGTERM to every process of a job. Programs that such a process starts can be ended."""
     code = (
-        "import subprocess, sys, time; from paceline.stopping import leave_to_driver; leave_to_driver()\n"
+        "import subprocess, sys, time; from paceline.process.stopping import leave_to_driver; leave_to_driver()\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)'])\n"
         "time.sleep(0.1); child.terminate(); print('ended', child.wait(), flush=True); print(sys.stdin.readline())"
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.loop import Trainer
+from paceline.loop import TrainLoop
 from paceline.run import Run
 
 from .test_cli import QUICK, here, paceline, rows
@@ -48,7 +48,7 @@ def test_training_plain_and_adaptive_is_the_same(tmp_path):
     state = json.loads((tmp_path / "adaptive/checkpoints/step-000004/state.json").read_text())
     assert state["tuner"]["costs"] and state["tuner"]["acceptance"]
     run = Run.open(tmp_path / "adaptive")
-    resumed = Trainer(run.config, run)
+    resumed = TrainLoop(run.config, run)
     assert resumed.cluster.transport.worker.adaptive.tuner.state() == state["tuner"], "as a resumed run knows it too"
     resumed.close()
 
@@ -82,11 +82,11 @@ def test_what_does_not_work_is_told_plainly(words, message, tmp_path, capsys):
 
 
 def test_a_drafter_of_another_model_is_refused(tmp_path, capsys):
-    from paceline.draft.neural import DrafterShape, NeuralDrafter, save_drafter
+    from paceline.draft.eagle.model import DrafterShape, EagleModel, save_drafter
 
     from .conftest import tiny_model
 
-    save_drafter(NeuralDrafter(tiny_model(), DrafterShape(64, 32)).init_weights(), tmp_path / "other")
+    save_drafter(EagleModel(tiny_model(), DrafterShape(64, 32)).init_weights(), tmp_path / "other")
     words = [f"run_dir={tmp_path / 'run'}", f"speculation.drafter={tmp_path / 'other'}"]
     assert here("train", *QUICK, *words) == 2
     assert "hidden_size 48, but the policy has 192" in capsys.readouterr().err

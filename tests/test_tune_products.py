@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.kernels.product import ROWS, Tile, read_tiles
+from paceline.kernels.hopper.matmul import ROWS, Tile, read_tiles
 
 from .conftest import load_file
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from paceline.kernels import paged_attention_triton as attention
-from paceline.kernels import product
-from paceline.kernels.product import ROWS, Tile, read_tiles
+from paceline.kernels.hopper import matmul
+from paceline.kernels.hopper.matmul import ROWS, Tile, read_tiles
 
 from .conftest import benchmark
 
@@ -48,14 +48,14 @@ def test_a_small_run(tune_steps, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tune_steps, "TURNS", [])
     monkeypatch.setattr(tune_steps, "CLEARLY", 0.0)
     monkeypatch.setattr(tune_steps, "cuts", lambda name: [tune_steps.Cut(block_n=16)])
-    out, shipped, cuts = tmp_path / "tiles.json", product.TILES, attention.CUTS
+    out, shipped, cuts = tmp_path / "tiles.json", matmul.TILES, attention.CUTS
     words = ["--geometry", "tiny", "--rows", "1", "--context", "20", "--repeat", "1", "--workers", "0"]
     tune_steps.main([*words, "--out", str(out)])
     shown = capsys.readouterr().out
     result = json.loads(shown.splitlines()[-1])
     parts = [t["part"] for t in result["tried"]]
     assert parts == ["cut 16", "gate_up", "qkv"] and "left out" not in shown
-    assert (shipped, cuts) == (product.TILES, attention.CUTS), "as they were"
+    assert (shipped, cuts) == (matmul.TILES, attention.CUTS), "as they were"
     assert shipped.items() <= read_tiles(out).items() and cuts.keys() == attention.read_cuts(out).keys()
     tune_steps.main([*words, "--tiles", str(out), "--only", "qkv,o"])
     assert [t["part"] for t in json.loads(capsys.readouterr().out.splitlines()[-1])["tried"]] == ["qkv"]

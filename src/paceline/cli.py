@@ -77,7 +77,7 @@ def train(
 
     view = LiveView(config, console)
     run, rows = run_training(config, resume, view)
-    from paceline.observe.report import write_report
+    from paceline.report.page import write_report
 
     page = None
     try:
@@ -125,7 +125,7 @@ def compare(words: Words = None) -> None:
     from paceline.config import describe_recipe, load_config
 
     config = load_config(*split_words(words))
-    from paceline.compare import run_comparison
+    from paceline.commands.compare import run_comparison
 
     console = Console(highlight=False)
     console.print(describe_recipe(*split_words(words)), soft_wrap=True, markup=False)
@@ -141,7 +141,7 @@ def plan(
     from paceline.config import describe_recipe, load_config
 
     config = load_config(*split_words(words))
-    from paceline.memory import show_plan
+    from paceline.setup.memory import show_plan
 
     console = Console(highlight=False)
     table = show_plan(config, compare)
@@ -155,10 +155,10 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Where to put the page; RUN/report.html by default.")] = None,
 ) -> None:
     """Show a run as one page: where the time went, how it learned, whether speculation was worth it."""
-    from paceline.observe.losses import describe_losses, find_losses
-    from paceline.observe.report import write_report
-    from paceline.observe.rundata import read_run
-    from paceline.observe.worth import sentences, verdict
+    from paceline.report.lost_workers import describe_losses, find_losses
+    from paceline.report.page import write_report
+    from paceline.report.rundata import read_run
+    from paceline.report.worth import sentences, verdict
 
     try:
         page, worth = write_report(run, out)
@@ -191,7 +191,7 @@ def draft_train(
     settings: Annotated[list[str] | None, typer.Option("--set", help="Settings as key=value.")] = None,
 ) -> None:
     """Let the policy answer prompts, and train a drafter on the answers."""
-    from paceline.draft_commands import train_command
+    from paceline.commands.draft import train_command
 
     train_command(model, task, out, minutes, answers, loss, window, vocab, settings or [])
 
@@ -207,7 +207,7 @@ def draft_eval(
     settings: Annotated[list[str] | None, typer.Option("--set", help="Settings as key=value.")] = None,
 ) -> None:
     """How many guesses of a drafter hold: by depth, by position in the answer, by temperature."""
-    from paceline.draft_commands import eval_command
+    from paceline.commands.draft import eval_command
 
     eval_command(drafter, model, task, prompts, settings or [])
 

@@ -26,9 +26,9 @@ from pydantic import (
     model_validator,
 )
 
-from paceline import reading
 from paceline.draft.strategy import Strategy
 from paceline.errors import UserError
+from paceline.files import reading
 
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE = "default"
@@ -145,7 +145,7 @@ class TaskConfig(Section):
     """Prompts longer than this are an error; `null` allows what the model's context leaves room for."""
 
 
-class RewardFunction(Section):
+class RewardFunctionConfig(Section):
     function: Name
     """`countdown`, `exact_match`, `math`, `gym`, or your own as `module:function` or `file.py:function`."""
     weight: float = 1.0
@@ -153,7 +153,7 @@ class RewardFunction(Section):
 
 
 class RewardConfig(Section):
-    functions: list[RewardFunction] = Field(default_factory=list)
+    functions: list[RewardFunctionConfig] = Field(default_factory=list)
     """The reward functions; empty means the task's own."""
     workers: int = Field(1, ge=0, le=PROCESSES)
     """Processes that run rewards beside decoding. 0 runs them in the trainer, where nothing can stop a hanging one."""

@@ -14,40 +14,38 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.build import choose_device, make_sampling
 from paceline.cluster.lengths import Lengths
 from paceline.cluster.make import choose_workers, make_cluster
-from paceline.cluster.messages import Way
-from paceline.cluster.worker import Outcome
+from paceline.cluster.messages import RolloutMode
+from paceline.cluster.worker import RolloutOutcome
 from paceline.config import Config
-from paceline.decide import decide, decide_for_device, kept
+from paceline.core import Completion, Group, Request, Sample
 from paceline.errors import RunError, Stopped, UserError, WorkerFailed
 from paceline.learn.advantages import mixed
 from paceline.learn.algorithms import resolve
-from paceline.learn.packing import Answer
-from paceline.memory import filled, plan_run
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.tokenizer import load_tokenizer
 from paceline.observe.clock import Clock
 from paceline.observe.live import LiveView
 from paceline.observe.metrics import MetricsLog, read_lines
 from paceline.observe.timeline import IDLE, LOST, MERGE, REWARD, SAVE, TRAIN, UPDATE, Timeline
-from paceline.rollout import Completion, Request
+from paceline.process.stopping import Interrupted, Stopping
 from paceline.rollout.stats import EngineStats
 from paceline.run import Run
+from paceline.setup.build import choose_device, make_sampling
+from paceline.setup.decide import decide, decide_for_device, kept
+from paceline.setup.memory import filled, plan_run
 from paceline.spot.learning import when_to_train
-from paceline.spot.trainer import Spell
+from paceline.spot.trainer import TrainingStats
 from paceline.spot.versions import Versions
-from paceline.stopping import Interrupted, Stopping
-from paceline.tasks import Sample, Task, make_task
-from paceline.tasks.judge import Judge, Verdict
+from paceline.tasks import Task, make_task
+from paceline.tasks.reward_pool import RewardPool, RewardResult
 from paceline.tasks.rewards import Reward, total
 from paceline.tasks.tasks import choose_style
 
@@ -56,23 +54,7 @@ SPANS = {"reward": REWARD, "update_actor": UPDATE, "train_drafter": TRAIN, "merg
 SHORT = 1e-4  # seconds: what took less is not worth a span
 
 
-@dataclass
-class Group:
-    """A prompt and its answers."""
-
-    sample: Sample
-    prompt: tuple[int, ...]
-    completions: dict[int, Completion] = field(default_factory=dict)  # by request id
-    rewards: dict[int, float] = field(default_factory=dict)
-    values: dict[int, dict[str, float]] = field(default_factory=dict)  # of each reward function
-
-    def answers(self) -> list[Answer]:
-        ids = sorted(self.completions)
-        done = self.completions
-        return [Answer(self.prompt, done[i].tokens, done[i].logprobs, self.rewards[i]) for i in ids]
-
-
-class Trainer:
+class TrainLoop:
     engines = 1
     """Engines that each worker will make."""
 
@@ -121,7 +103,7 @@ class Trainer:
         self.task = task or make_task(config.task, config.seed, style)
         functions = rewards or reward_functions(config, self.task)
         r = config.reward
-        self.judge = Judge(functions, r.workers, r.timeout_s, run.folder / "rewards.log", r.start_timeout_s)
+        self.judge = RewardPool(functions, r.workers, r.timeout_s, run.folder / "rewards.log", r.start_timeout_s)
         try:
             self.progress = run.restore()
             self.sampling = make_sampling(config, self.tokenizer.eos_ids)
@@ -145,7 +127,7 @@ class Trainer:
             self.timeline = Timeline(run.folder / "timeline.json", self.progress.step)
             self._present = self.progress.step + 1
             """The step that is being made."""
-            self.outcomes: list[Outcome] = []
+            self.outcomes: list[RolloutOutcome] = []
             """Of the rollouts of the present step, on every worker."""
             self._encode(self.task.sample(0))  # a prompt that cannot work is better found now
             self.judge.ready()
@@ -235,10 +217,10 @@ class Trainer:
         self._present = self.progress.step + 1
         self.cluster.writers.clear()
         groups, cursor = self._collect(clock)
-        spell = sum((o.spell for o in self.outcomes), Spell())
+        spell = sum((o.spell for o in self.outcomes), TrainingStats())
         stats = sum((o.stats for o in self.outcomes), EngineStats())
         with clock.part("update_actor"):
-            answers = [answer for group in groups for answer in group.answers()]
+            answers = [answer for group in groups for answer in group.trajectories()]
             metrics = self.cluster.update(answers, self.progress.step)
         self._check_update(metrics)
         metrics |= describe(groups, self.config.rollout.max_tokens) | stats.metrics() | self._describe_workers(lost)
@@ -335,7 +317,7 @@ class Trainer:
 
     def _answers(self, requests: list[Request], expected: dict[int, float]) -> Iterator[list[Completion]]:
         train = self.spot in ("tail", "both") and self.versions.training_is_due(self.progress.step)
-        return self.cluster.rollout(self.progress.step + 1, requests, expected, Way(), train)
+        return self.cluster.rollout(self.progress.step + 1, requests, expected, RolloutMode(), train)
 
     def _end_rollout(self) -> None:
         outcomes = self.cluster.end().values()
@@ -362,7 +344,7 @@ class Trainer:
             )
         return tokens
 
-    def _take(self, verdicts: list[Verdict], groups: dict[int, Group]) -> None:
+    def _take(self, verdicts: list[RewardResult], groups: dict[int, Group]) -> None:
         for verdict in verdicts:
             group = groups[verdict.ticket // self.config.rollout.samples]
             if verdict.error:
@@ -492,7 +474,7 @@ def train(
     with stopping.listening():
         run = Run.open(resume) if resume else Run.create(config)
         try:
-            trainer = Trainer(run.config, run, view, task, rewards, stopping)
+            trainer = TrainLoop(run.config, run, view, task, rewards, stopping)
         except UserError:
             if not resume:
                 run.discard()  # nothing has happened in it yet

@@ -33,18 +33,18 @@ import yaml
 from pydantic import ConfigDict, Field
 from safetensors import SafetensorError
 
-from paceline import reading
 from paceline.cluster.coordinator import Assign, Order
 from paceline.config import Config, build_config, read_settings
-from paceline.decisions import FILE as DECIDED
-from paceline.decisions import compare, dump_decisions, read_decisions, reopen
 from paceline.draft.tuner_state import TunerState
 from paceline.errors import RunError, UserError
-from paceline.lock import LOCK, RunLock
+from paceline.files import reading
+from paceline.files.lock import LOCK, RunLock
+from paceline.files.writing import open_to_append, remove_unfinished, write_aside
 from paceline.model.tokenizer import Tokenizer
 from paceline.observe.metrics import append_line, cut_lines, read_lines, read_rows, without_nan
+from paceline.setup.decisions import FILE as DECIDED
+from paceline.setup.decisions import compare, dump_decisions, read_decisions, reopen
 from paceline.spot.backoff import BackoffState
-from paceline.writing import open_to_append, remove_unfinished, write_aside
 
 STATE = "state.json"
 LOGS = ("metrics.jsonl", "samples.jsonl", "answers.jsonl", "decisions.jsonl")

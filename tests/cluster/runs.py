@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline.config import load_config
-from paceline.loop import Group, Trainer
+from paceline.core import Group
+from paceline.loop import TrainLoop
 from paceline.observe.clock import Clock
 from paceline.run import Run
 
@@ -23,7 +24,7 @@ SMALL = [
 Answers = list[dict[int, list[int]]]
 
 
-class Recorded(Trainer):
+class Recorded(TrainLoop):
     """Keeps every answer of every step."""
 
     answers: Answers

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from paceline.cluster.coordinator import (
     Assign,
     Done,
-    Gave,
     Joined,
     Load,
     Lost,
     Order,
     Release,
+    Released,
     Report,
+    RolloutState,
     Status,
-    Step,
     Stop,
     Train,
     decide,
@@ -56,7 +56,7 @@ class Worker:
         elif isinstance(order, Release):
             given_up = tuple(self.waiting[len(self.waiting) - min(order.count, len(self.waiting)) :])
             self.waiting = self.waiting[: len(self.waiting) - len(given_up)]
-            self.reports.append(Gave(self.number, self.life, given_up))
+            self.reports.append(Released(self.number, self.life, given_up))
             self.reports.append(Load(self.number, self.life, len(self.waiting)))
         else:
             self.training = isinstance(order, Train)
@@ -65,7 +65,7 @@ class Worker:
 class Cluster:
     def __init__(self, workers: int, requests: int, slots: int):
         expected = {r: 1.0 + r % 5 for r in range(requests)}
-        self.step, self.slots = Step(workers, expected, group=1 + requests % 4), slots
+        self.step, self.slots = RolloutState(workers, expected, group=1 + requests % 4), slots
         self.workers: list[Worker | None] = [Worker(w, 1) for w in range(workers)]
         self.lives = [1] * workers
         self.late: list[Report] = []  # of former lives, still on their way
@@ -166,14 +166,14 @@ def test_any_sequence_at_length(workers, requests, slots, events):
     play(workers, requests, slots, events)
 
 
-def joined(workers: int, expected: dict[int, float]) -> Step:
-    step = Step(workers, expected)
+def joined(workers: int, expected: dict[int, float]) -> RolloutState:
+    step = RolloutState(workers, expected)
     for worker in range(workers):
         step.take(Joined(worker, 1))
     return step
 
 
-def carry_out(step: Step, train: bool = True) -> list[Order]:
+def carry_out(step: RolloutState, train: bool = True) -> list[Order]:
     orders = decide(step, train)
     for order in orders:
         step.note(order)
@@ -199,7 +199,7 @@ def test_who_runs_dry_takes_from_the_most_loaded_and_then_trains():
     assert release == Release(2, release.reason, 1, 0) and "worker 0" in release.reason
     assert carry_out(step) == [], "it waits for the answer, and nobody is asked twice"
     given_up = min(step.desks[2].holds)
-    step.take(Gave(2, 1, (given_up,)))
+    step.take(Released(2, 1, (given_up,)))
     (assign,) = carry_out(step)
     assert isinstance(assign, Assign) and assign.requests == (given_up,) and step.desks[0].status is Status.BUSY
     step.take(Load(1, 1, 0))

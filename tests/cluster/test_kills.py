@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core import Request
 from paceline.observe.timeline import read_timeline
 from paceline.process.guard import descendants
-from paceline.rollout import Request
 
 from ..processes import gone
 from .runs import SMALL, Recorded, make, policy, run, same_policy

@@ -53,6 +53,6 @@ def test_requests_that_wait_go_to_who_has_run_dry(tmp_path):
 
 
 def _way():
-    from paceline.cluster.messages import Way
+    from paceline.cluster.messages import RolloutMode
 
-    return Way()
+    return RolloutMode()

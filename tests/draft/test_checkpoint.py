@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.draft.neural import DrafterShape, NeuralDrafter, load_drafter, new_drafter, save_drafter
+from paceline.draft.eagle.model import DrafterShape, EagleModel, load_drafter, new_drafter, save_drafter
 from paceline.errors import UserError
 
 from ..conftest import tiny_model
@@ -17,7 +17,7 @@ MODEL = tiny_model()
 
 
 def saved(folder, vocab=None):
-    drafter = NeuralDrafter(MODEL, DrafterShape(64, 32), vocab).init_weights(5)
+    drafter = EagleModel(MODEL, DrafterShape(64, 32), vocab).init_weights(5)
     save_drafter(drafter, folder)
     return drafter
 
@@ -77,7 +77,7 @@ def test_a_drafter_that_does_not_fit_is_refused(tmp_path, what):
 @pytest.mark.parametrize("first_used_to_infer", [False, True])
 def test_head_rows_follow_the_policy(first_used_to_infer):
     model = tiny_model(seed=9)
-    drafter = NeuralDrafter(model, DrafterShape(64, 32), torch.tensor([3, 5, 7]))
+    drafter = EagleModel(model, DrafterShape(64, 32), torch.tensor([3, 5, 7]))
     with torch.inference_mode(first_used_to_infer):
         rows = drafter.head()
     with torch.no_grad():

@@ -7,23 +7,23 @@ import random
 import pytest
 import torch
 
-from paceline.draft.gradients import CLIP, SMALLEST, GraphedGradients, gradients, put, room_for, size_of
-from paceline.draft.neural import DrafterShape, NeuralDrafter
-from paceline.draft.trainer import DrafterTrainer, TrainSettings
-from paceline.draft.training import Texts, read_texts
+from paceline.draft.eagle.gradients import CLIP, SMALLEST, GraphedGradients, gradients, put, room_for, size_of
+from paceline.draft.eagle.loss import PackedSequences, read_sequences
+from paceline.draft.eagle.model import DrafterShape, EagleModel
+from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
 
 from ..conftest import tiny_model
 
 
-def make(device: str = "cpu", dtype: torch.dtype = torch.float64, vocab: torch.Tensor | None = None) -> NeuralDrafter:
+def make(device: str = "cpu", dtype: torch.dtype = torch.float64, vocab: torch.Tensor | None = None) -> EagleModel:
     model = tiny_model(dtype=dtype).to(device)
-    drafter = NeuralDrafter(model, DrafterShape(64, 40), None if vocab is None else vocab.to(device))
+    drafter = EagleModel(model, DrafterShape(64, 40), None if vocab is None else vocab.to(device))
     return drafter.init_weights(1, std=0.2).requires_grad_(True)
 
 
-def some_texts(drafter: NeuralDrafter, lengths: list[int], seed: int = 0) -> Texts:
+def some_texts(drafter: EagleModel, lengths: list[int], seed: int = 0) -> PackedSequences:
     dice = random.Random(seed)
-    return read_texts(drafter, [([dice.randrange(128) for _ in range(n)], min(4, n - 1)) for n in lengths])
+    return read_sequences(drafter, [([dice.randrange(128) for _ in range(n)], min(4, n - 1)) for n in lengths])
 
 
 @pytest.mark.parametrize("vocab", [None, torch.arange(0, 128, 3)])

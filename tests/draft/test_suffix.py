@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.draft.drafter import Draft
+from paceline.core import Request
+from paceline.draft.base import Draft
 from paceline.draft.strategy import Strategy
-from paceline.draft.suffix import GRAMS, LATE, SuffixDrafter
-from paceline.rollout import Request
+from paceline.draft.suffix.drafter import GRAMS, LATE, SuffixDrafter
 
 
 @dataclass

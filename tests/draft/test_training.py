@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from paceline.draft.neural import DrafterShape, NeuralDrafter
-from paceline.draft.trainer import DrafterTrainer, TrainSettings
-from paceline.draft.training import Texts, UnrolledAttention, batches, read_texts, unrolled_loss
+from paceline.draft.eagle.loss import PackedSequences, UnrolledAttention, batches, read_sequences, unrolled_loss
+from paceline.draft.eagle.model import DrafterShape, EagleModel
+from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
 
 from ..conftest import tiny_model
 
@@ -54,7 +54,7 @@ def counting_policy():
 def test_learns_a_policy_whose_next_token_is_known():
     """Off by one anywhere, between tokens, features and targets, and the right guess could not be known."""
     model = counting_policy()
-    drafter = NeuralDrafter(model, DrafterShape(64, 32)).init_weights(0, std=0.1)
+    drafter = EagleModel(model, DrafterShape(64, 32)).init_weights(0, std=0.1)
     dice = random.Random(0)
     answers = []
     for _ in range(40):
@@ -63,7 +63,7 @@ def test_learns_a_policy_whose_next_token_is_known():
     trainer = DrafterTrainer(drafter, TrainSettings(lr=5e-3, runs=3))
     for _ in range(12):
         for batch in batches(answers, 600, dice.shuffle, lambda answer: len(answer[0])):
-            _, agree = trainer.step(read_texts(drafter, batch))
+            _, agree = trainer.step(read_sequences(drafter, batch))
     assert min(agree) > 0.95
     trainer.publish()
     assert torch.equal(drafter.fc, trainer.copy.fc)
@@ -71,17 +71,17 @@ def test_learns_a_policy_whose_next_token_is_known():
 
 def test_texts_do_not_see_each_other():
     model = tiny_model(dtype=torch.float64)
-    drafter = NeuralDrafter(model, DrafterShape(64, 16)).init_weights(1, std=0.2)
+    drafter = EagleModel(model, DrafterShape(64, 16)).init_weights(1, std=0.2)
     dice = random.Random(3)
     a, b = ([dice.randrange(128) for _ in range(n)] for n in (50, 33))
-    together = read_texts(drafter, [(a, 5), (b, 7)])
+    together = read_sequences(drafter, [(a, 5), (b, 7)])
     for text, prompt, part in ((a, 5, slice(0, 50)), (b, 7, slice(50, 83))):
-        alone = read_texts(drafter, [(text, prompt)])
+        alone = read_sequences(drafter, [(text, prompt)])
         for name in ("tokens", "place", "features", "hidden", "learn"):
             torch.testing.assert_close(getattr(together, name)[part], getattr(alone, name))
     whole, _ = unrolled_loss(drafter, together, 3, "soft")
-    first, _ = unrolled_loss(drafter, read_texts(drafter, [(a, 5)]), 3, "soft")
-    changed = Texts(**{k: v.clone() for k, v in vars(together).items()})
+    first, _ = unrolled_loss(drafter, read_sequences(drafter, [(a, 5)]), 3, "soft")
+    changed = PackedSequences(**{k: v.clone() for k, v in vars(together).items()})
     changed.learn[50:] = False
     masked, _ = unrolled_loss(drafter, changed, 3, "soft")
     torch.testing.assert_close(masked, first)
@@ -92,9 +92,9 @@ def test_texts_do_not_see_each_other():
 def test_nothing_in_a_pack_reaches_another_text(mine):
     """What is learned from one text depends on no feature and no token of the others, before it or behind it."""
     model = tiny_model(dtype=torch.float64)
-    drafter = NeuralDrafter(model, DrafterShape(64, 300)).init_weights(1, std=0.2)  # a window longer than any text
+    drafter = EagleModel(model, DrafterShape(64, 300)).init_weights(1, std=0.2)  # a window longer than any text
     dice, lengths = random.Random(3), [150, 3, 140]  # the last one lies across two blocks of attention
-    texts = read_texts(drafter, [([dice.randrange(128) for _ in range(n)], 1) for n in lengths])
+    texts = read_sequences(drafter, [([dice.randrange(128) for _ in range(n)], 1) for n in lengths])
     owner = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
     texts.learn &= owner == mine
     texts.features.requires_grad_(True)
@@ -103,7 +103,7 @@ def test_nothing_in_a_pack_reaches_another_text(mine):
     reached = texts.features.grad.abs().sum(-1) > 0
     assert bool(reached[owner == mine][:-2].all()), "of its own, all but the last, which nothing follows"
     assert not bool(reached[owner != mine].any())
-    changed = Texts(**{name: tensor.detach().clone() for name, tensor in vars(texts).items()})
+    changed = PackedSequences(**{name: tensor.detach().clone() for name, tensor in vars(texts).items()})
     others = owner != mine
     changed.tokens[others] = (changed.tokens[others] + 1) % 128
     changed.features[others] += 1.0
@@ -115,9 +115,9 @@ def test_nothing_in_a_pack_reaches_another_text(mine):
 @pytest.mark.parametrize("loss", ["soft", "overlap"])
 def test_both_losses_go_down(loss):
     model = tiny_model(dtype=torch.float32)
-    drafter = NeuralDrafter(model, DrafterShape(64, 32)).init_weights(0, std=0.1)
+    drafter = EagleModel(model, DrafterShape(64, 32)).init_weights(0, std=0.1)
     dice = random.Random(0)
     answers = [([dice.randrange(128) for _ in range(60)], 3) for _ in range(8)]
     trainer = DrafterTrainer(drafter, TrainSettings(lr=5e-3, loss=loss, runs=2, warmup=1))
-    values = [trainer.step(read_texts(drafter, answers))[0] for _ in range(30)]
+    values = [trainer.step(read_sequences(drafter, answers))[0] for _ in range(30)]
     assert values[-1] < 0.9 * values[0]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.draft.vocabulary import GUESSABLE, LAST, LEAST, RARE, choose_tokens, enough, guessable
+from paceline.draft.eagle.vocabulary import GUESSABLE, LAST, LEAST, RARE, choose_tokens, enough, guessable
 from paceline.model import Decoder
 
 from ..conftest import tiny_model

@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from paceline.draft.window import WindowCache
-from paceline.draft.window_paged import PagedWindowCache
+from paceline.draft.eagle.cache import WindowCache
+from paceline.draft.eagle.paged_cache import PagedWindowCache
 from paceline.model.config import DecoderConfig
 
 from ..conftest import tiny_config

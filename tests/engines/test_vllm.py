@@ -15,14 +15,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.draft.neural import NeuralDrafter, load_drafter, save_drafter
+from paceline.commands.draft import HELD_OUT
+from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.model import EagleModel, load_drafter, save_drafter
 from paceline.draft.strategy import Strategy
-from paceline.draft_commands import HELD_OUT
 from paceline.integrations.export import export_drafter, export_policy
 from paceline.model import Decoder, load_model
 from paceline.model.checkpoint import save_model
 from paceline.model.tokenizer import load_tokenizer
-from paceline.rollout import Engine, EngineSettings, Request, Sampling
+from paceline.rollout import EngineSettings, RolloutEngine
 from paceline.tasks.countdown import Countdown
 
 from ..spot import test_alignment as alignment
@@ -51,11 +52,11 @@ def vllm(folder: Path, model: Path, prompts: list, drafter: Path | None = None, 
     return json.loads(out.read_text())
 
 
-def ours(policy: Decoder, drafter: NeuralDrafter, prompts: list) -> tuple[list[list[int]], float]:
+def ours(policy: Decoder, drafter: EagleModel, prompts: list) -> tuple[list[list[int]], float]:
     strategy = Strategy.parse(f"neural:{DEPTH}")
-    engine = Engine(policy, EngineSettings(max_batch=16), None, [drafter], [strategy])
+    engine = RolloutEngine(policy, EngineSettings(max_batch=16), None, [drafter], [strategy])
     engine.choose = lambda batch: strategy
-    sampling = Sampling(0.0, max_tokens=LONGEST, stop_token_ids=(EOS,))
+    sampling = SamplingParams(0.0, max_tokens=LONGEST, stop_token_ids=(EOS,))
     done = engine.run([Request(i, tuple(p), sampling, 0) for i, p in enumerate(prompts)])
     by_id = {c.request.id: list(c.tokens) for c in done}
     return [by_id[i] for i in range(len(prompts))], engine.stats.accept_length
@@ -110,10 +111,10 @@ def test_the_embedded_drafter_is_accepted_as_often_as_here(form, policy, plain, 
     print(f"{same} of {PROMPTS} answers are the same in both engines")
 
 
-def trimmed(model: Decoder, vocab: torch.Tensor, embedded: Path, folder: Path) -> NeuralDrafter:
+def trimmed(model: Decoder, vocab: torch.Tensor, embedded: Path, folder: Path) -> EagleModel:
     """The embedded drafter with fewer tokens to guess, also saved."""
     whole = load_drafter(embedded / "drafter", model)
-    drafter = NeuralDrafter(model, whole.shape, vocab)
+    drafter = EagleModel(model, whole.shape, vocab)
     drafter.load_state_dict(whole.state_dict())
     save_drafter(drafter, folder)
     return drafter

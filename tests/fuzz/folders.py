@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from paceline.draft.neural import DrafterShape, NeuralDrafter, save_drafter
+from paceline.draft.eagle.model import DrafterShape, EagleModel, save_drafter
 from paceline.model import load_model
 from paceline.model.checkpoint import EMBEDDED
 from tests.fuzz.mutate_files import VALUES, damage_bytes, damage_value, misplace, replace, write_json
@@ -116,7 +116,7 @@ def make_small(folder: Path) -> None:
     hf.save_pretrained(folder)
     (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<eos>", "pad_token": "<pad>"}))
     policy = load_model(str(folder), "float32")
-    drafter = NeuralDrafter(policy, DrafterShape(40, 32), torch.arange(0, 90, 2)).init_weights(1)
+    drafter = EagleModel(policy, DrafterShape(40, 32), torch.arange(0, 90, 2)).init_weights(1)
     save_drafter(drafter, folder / "drafter", {"policy": "small", "task": "countdown", "answers": 5, "tokens": 9})
 
 

@@ -13,14 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.build import find_drafter
-from paceline.draft.neural import load_drafter
+from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.model import load_drafter
 from paceline.errors import UserError
 from paceline.integrations.export import export_drafter, export_policy
 from paceline.integrations.export_formats import FORMATS
 from paceline.model import load_model
 from paceline.model.tokenizer import load_tokenizer
-from paceline.rollout import Engine, EngineSettings, Request, Sampling
+from paceline.rollout import EngineSettings, RolloutEngine
+from paceline.setup.build import find_drafter
 from tests.fuzz.folders import copy_base, damage, make_bases, make_outside
 from tests.fuzz.mutate_files import Watch, deadline, refused
 
@@ -92,8 +93,8 @@ def generate(model, prompt) -> None:
         prompt = prompt[: max(1, longest - 4)]
     if longest < len(prompt) + 2:
         return
-    engine = Engine(model, EngineSettings(max_batch=1, max_length=longest, kv_bytes=64 << 20))
-    (answer,) = engine.run([Request(0, prompt, Sampling(1.0, max_tokens=2), 0)])
+    engine = RolloutEngine(model, EngineSettings(max_batch=1, max_length=longest, kv_bytes=64 << 20))
+    (answer,) = engine.run([Request(0, prompt, SamplingParams(1.0, max_tokens=2), 0)])
     assert all(map(torch.isfinite, torch.tensor(answer.logprobs))), "a model that was taken writes numbers"
 
 

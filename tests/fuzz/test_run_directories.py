@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline import reading
 from paceline.errors import UserError
+from paceline.files import reading
 from paceline.run import Run
 
 from ..digits import DIGITS

@@ -16,9 +16,9 @@ WAIT_S = 120.0
 
 def main(folder: Path, pause: int) -> None:
     from paceline import cli
-    from paceline.loop import Trainer
+    from paceline.loop import TrainLoop
 
-    collect = Trainer._collect
+    collect = TrainLoop._collect
 
     def recorded(self, clock):  # type: ignore[no-untyped-def]
         groups, cursor = collect(self, clock)
@@ -33,7 +33,7 @@ def main(folder: Path, pause: int) -> None:
                 time.sleep(0.02)
         return groups, cursor
 
-    Trainer._collect = recorded  # type: ignore[method-assign]
+    TrainLoop._collect = recorded  # type: ignore[method-assign]
     cli.main()
 
 

@@ -14,7 +14,7 @@ import torch
 
 from paceline.cluster.addresses import address_towards, interface_of, why_unreachable
 from paceline.cluster.deadline import within
-from paceline.cluster.peers import Meeting, PeerLost, Peers, Store
+from paceline.cluster.peers import PeerLost, Peers, Rendezvous, Store
 from paceline.errors import UserError
 
 HERE = "127.0.0.1"
@@ -47,7 +47,7 @@ def other(store):
 
 
 def test_a_sum_and_then_a_death(store, other):
-    peers = Peers(Meeting(HERE, store.port, 1, (0, 3), "gloo", LIMIT * 4), 0)
+    peers = Peers(Rendezvous(HERE, store.port, 1, (0, 3), "gloo", LIMIT * 4), 0)
     numbers = torch.arange(4.0)
     peers.sum([numbers])
     assert numbers.tolist() == [1.0, 2.0, 3.0, 4.0]
@@ -65,12 +65,12 @@ def test_a_sum_and_then_a_death(store, other):
 
 def test_one_that_does_not_come(store):
     with pytest.raises(PeerLost, match="worker 3 did not come to the meeting"):
-        Peers(Meeting(HERE, store.port, 1, (0, 3), "gloo", 1.0), 0)
+        Peers(Rendezvous(HERE, store.port, 1, (0, 3), "gloo", 1.0), 0)
 
 
 def test_one_that_is_there_but_says_nothing(store, other):
     """It can be reached, so it is not blamed: the driver has to find out."""
-    peers = Peers(Meeting(HERE, store.port, 1, (0, 3), "gloo", LIMIT * 4), 0)
+    peers = Peers(Rendezvous(HERE, store.port, 1, (0, 3), "gloo", LIMIT * 4), 0)
     numbers = torch.ones(4)
     peers.sum([numbers])
     peers._limit /= 40
@@ -83,20 +83,20 @@ def test_no_meeting_point():
     with socket.create_server((HERE, 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(PeerLost, match=f"worker 0 at 127.0.0.1 cannot reach the meeting point at 127.0.0.1:{port}"):
-        Peers(Meeting(HERE, port, 1, (0, 3), "gloo", LIMIT), 0)
+        Peers(Rendezvous(HERE, port, 1, (0, 3), "gloo", LIMIT), 0)
 
 
 def test_a_meeting_point_that_does_not_answer():
     """PyTorch's stores then wait longer than they are told to."""
     with socket.create_server((HERE, 0)) as silent:
-        meeting = Meeting(HERE, silent.getsockname()[1], 1, (0, 3), "gloo", 2.0)
+        meeting = Rendezvous(HERE, silent.getsockname()[1], 1, (0, 3), "gloo", 2.0)
         with pytest.raises(PeerLost):
             within(60, lambda: Peers(meeting, 0))
 
 
 def test_the_environment_is_left_alone(store, other):
     before = dict(os.environ)
-    Peers(Meeting(HERE, store.port, 1, (0, 3), "gloo", LIMIT * 4), 0).close()
+    Peers(Rendezvous(HERE, store.port, 1, (0, 3), "gloo", LIMIT * 4), 0).close()
     assert dict(os.environ) == before
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster import ray_places
+from paceline.cluster import ray_placement
 from paceline.cluster.coordinator import Lost, Report
-from paceline.cluster.messages import Call, Failed, Post, Returned
+from paceline.cluster.messages import Call, Failed, Returned, WorkerSpec
 from paceline.cluster.ray_actors import RayActors
 from paceline.cluster.ray_cluster import choose_ray_device, connect
 from paceline.cluster.ray_worker import Actor
@@ -87,8 +87,8 @@ def transport(cluster):
         one.close()
 
 
-def post(worker: int, life: int = 1) -> Post:
-    return Post(worker, life, 2, source="", state=None, device="cpu")
+def post(worker: int, life: int = 1) -> WorkerSpec:
+    return WorkerSpec(worker, life, 2, source="", state=None, device="cpu")
 
 
 def hear(transport: RayActors, count: int) -> list[Report]:
@@ -166,7 +166,7 @@ def test_more_workers_than_cpus(transport):
 
 
 def test_a_cluster_without_room_says_what_it_has(transport, monkeypatch):
-    monkeypatch.setattr(ray_places, "READY_S", 1.0)
+    monkeypatch.setattr(ray_placement, "READY_S", 1.0)
     other = ray.util.placement_group([{"CPU": 2}])
     try:
         assert other.wait(30)

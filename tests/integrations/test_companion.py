@@ -8,26 +8,26 @@ import pytest
 import torch
 
 from paceline.config import Config
-from paceline.draft.neural import new_drafter
+from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.model import new_drafter
 from paceline.errors import UserError
-from paceline.integrations.companion import STATE, Companion, read_state
-from paceline.rollout import Request, Sampling
+from paceline.integrations.sidecar import STATE, SideCar, read_state
 from tests.conftest import tiny_model
 
 TICK = 1 / 16
 
 
-def make(share: float = 0.5) -> Companion:
+def make(share: float = 0.5) -> SideCar:
     """On a clock of its own, which moves only when it is looked at: a turn of training takes a tick."""
     model = tiny_model(seed=0, dtype=torch.float32)
     ticks = itertools.count()
     spot = {"share": share, "merge_share": 1.0, "step_ms": 5.0}
     config = Config.model_validate({"rollout": {"prompts": 16, "samples": 1}, "spot": spot})
-    return Companion(model, config, None, new_drafter(model, 32, 0), clock=lambda: next(ticks) * TICK)
+    return SideCar(model, config, None, new_drafter(model, 32, 0), clock=lambda: next(ticks) * TICK)
 
 
 def requests(first: int = 0, tokens: int = 40) -> list[Request]:
-    sampling = Sampling(max_tokens=tokens)
+    sampling = SamplingParams(max_tokens=tokens)
     return [Request(first + i, tuple(range(2, 10 + i % 4)), sampling, 7) for i in range(16)]
 
 
@@ -42,7 +42,7 @@ def test_longer_texts_get_more_room_and_the_same_answers():
     first, _ = companion.answer(requests())
     rounds = companion.tuner.round
     engine = companion._engine
-    long = Request(99, tuple(i % 100 + 2 for i in range(400)), Sampling(max_tokens=200), 7)
+    long = Request(99, tuple(i % 100 + 2 for i in range(400)), SamplingParams(max_tokens=200), 7)
     companion.answer([long])
     assert companion._engine is not engine and companion.tuner.round > rounds
     again, _ = companion.answer(requests())
@@ -80,7 +80,7 @@ def test_evaluation_teaches_nothing():
 
 def test_no_drafter_no_training():
     model = tiny_model(dtype=torch.float32)
-    companion = Companion(model, Config())
+    companion = SideCar(model, Config())
     done, _ = companion.answer(requests())
     assert len(done) == 16 and companion.learn(elapsed=10.0) == {}
 
@@ -89,7 +89,7 @@ def test_a_rollout_that_fails_leaves_nothing_behind():
     companion = make()
     companion.answer(requests())
     with pytest.raises(UserError, match="no room for an answer"):
-        companion.answer([*requests(100), Request(0, (3,) * 600, Sampling(max_tokens=4))])
+        companion.answer([*requests(100), Request(0, (3,) * 600, SamplingParams(max_tokens=4))])
     done, _ = companion.answer(requests(100))
     assert len(done) == 16
 

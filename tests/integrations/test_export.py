@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.draft.neural import DrafterShape, NeuralDrafter, load_drafter, save_drafter
-from paceline.draft.trainer import DrafterTrainer, TrainSettings
-from paceline.draft.training import read_texts
+from paceline.draft.eagle.loss import read_sequences
+from paceline.draft.eagle.model import DrafterShape, EagleModel, load_drafter, save_drafter
+from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
 from paceline.errors import UserError
 from paceline.integrations.export import export_drafter
 from paceline.integrations.export_formats import FORMATS
@@ -25,7 +25,7 @@ KINDS = {"whole": (None, False), "trimmed": (SOME, False), "own head": (SOME, Tr
 
 def make(folder, model=MODEL, vocab=None, own_head=False):
     """A policy with a drafter beside it."""
-    drafter = NeuralDrafter(model, DrafterShape(64, 32, own_head), vocab).init_weights(5)
+    drafter = EagleModel(model, DrafterShape(64, 32, own_head), vocab).init_weights(5)
     save_model(model, folder)
     save_drafter(drafter, folder / "drafter")
     return drafter
@@ -45,7 +45,7 @@ def retensor(folder, change):
     save_file(change(tensors), folder / "model.safetensors")
 
 
-def same(a: NeuralDrafter, b: NeuralDrafter) -> bool:
+def same(a: EagleModel, b: EagleModel) -> bool:
     pairs = zip(a.named_parameters(), b.named_parameters(), strict=True)
     return all(n == m and torch.equal(x, y) for (n, x), (m, y) in pairs)
 
@@ -90,7 +90,7 @@ def test_formats_tell_layers_window_and_head_each_in_its_way(tmp_path):
 
 def test_a_window_as_long_as_the_policy_is_none(tmp_path):
     save_model(MODEL, tmp_path)
-    save_drafter(NeuralDrafter(MODEL, DrafterShape(64, 512)).init_weights(5), tmp_path / "drafter")
+    save_drafter(EagleModel(MODEL, DrafterShape(64, 512)).init_weights(5), tmp_path / "drafter")
     export_drafter(str(tmp_path), tmp_path / "out")
     assert "sliding_window" not in config_of(tmp_path / "out") and "looks back" not in card(tmp_path / "out")
 
@@ -147,7 +147,7 @@ def test_a_head_from_elsewhere_is_kept_and_trained_unless_it_is_the_policys(tmp_
     drafter = load_drafter(theirs, moved)
     assert drafter.own_head is not None and torch.equal(drafter.own_head, MODEL.head.weight[SOME])
     trainer = DrafterTrainer(drafter, TrainSettings(runs=2))
-    trainer.step(read_texts(drafter, [(list(range(30)), 4)]))
+    trainer.step(read_sequences(drafter, [(list(range(30)), 4)]))
     trainer.publish()
     assert not torch.equal(drafter.own_head, MODEL.head.weight[SOME])
 

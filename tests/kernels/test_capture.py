@@ -12,9 +12,10 @@ import torch
 
 from paceline.draft import tree
 from paceline.kernels import capture as capturing
-from paceline.kernels import noise, paged_attention, places, product
+from paceline.kernels import noise, paged_attention, positions
 from paceline.kernels.capture import _alone, capture, warm_up
 from paceline.kernels.constants import Constant, constant
+from paceline.kernels.hopper import matmul
 
 
 class Owner:
@@ -80,13 +81,13 @@ def pretended(monkeypatch):
 
 CPU = torch.device("cpu")
 CONSTANTS = {
-    "up_to": (places.up_to, lambda: places.up_to(917, CPU)),
+    "up_to": (positions.up_to, lambda: positions.up_to(917, CPU)),
     "chain_tree": (paged_attention._chain_bits, lambda: paged_attention.chain_tree(5, 61, CPU)),
     "gumbel": (noise._steps, lambda: noise.gumbel(torch.zeros(2, dtype=torch.int64), 917)),
     "tree counts": (tree._count, lambda: tree._count(917, CPU)),
     "tree rows": (tree._eye, lambda: tree.tree(torch.zeros(2, 60, dtype=torch.int32), 3)),
     "tree bits": (tree._bits, lambda: tree.tree(torch.zeros(2, 60, dtype=torch.int32), 3)),
-    "no bias": (product._no_bias, lambda: product._no_bias(917, torch.float32, CPU)),
+    "no bias": (matmul._no_bias, lambda: matmul._no_bias(917, torch.float32, CPU)),
 }
 
 
@@ -108,10 +109,10 @@ def test_a_graph_keeps_the_constants_that_it_reads(pretended, name):
 
 @pytest.mark.gpu
 def test_a_graph_reads_its_constants_when_the_memory_is_asked_for_again():
-    device, work = torch.device("cuda"), lambda: places.up_to(917, device) + 1
+    device, work = torch.device("cuda"), lambda: positions.up_to(917, device) + 1
     warm_up(work)
     graph, result = capture(work, torch.cuda.graph_pool_handle())
-    places.up_to.cache_clear()
+    positions.up_to.cache_clear()
     others = [torch.zeros(917, dtype=torch.int64, device=device) for _ in range(64)]
     graph.replay()
     assert result.tolist() == list(range(1, 918)) and not any(other.any() for other in others)

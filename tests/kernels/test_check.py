@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.kernels import settle_triton
+from paceline.kernels import move_kv_triton
 
 from ..conftest import load_file
 
@@ -22,6 +22,6 @@ def check():
 def test_a_wrong_kernel_is_noticed(check, monkeypatch, capsys):
     assert check.main(["--rounds", "1"]) == 0
     assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["worst"]) == len(check.NAMES)
-    monkeypatch.setattr(settle_triton, "settle", lambda *args: None)
+    monkeypatch.setattr(move_kv_triton, "move_accepted_kv", lambda *args: None)
     assert check.main(["--rounds", "3", "--only", "settling"]) == 1
     assert "settling   torch.float32" in capsys.readouterr().out

@@ -7,12 +7,14 @@ import itertools
 import pytest
 import torch
 
-from paceline.draft.neural import DrafterShape, NeuralDrafter
+from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.draft.strategy import Strategy
-from paceline.draft.suffix import SuffixDrafter
-from paceline.kernels import device, fused, normed, product
-from paceline.kernels.product import Tile
-from paceline.rollout import Engine, EngineSettings, Request, Sampling
+from paceline.draft.suffix.drafter import SuffixDrafter
+from paceline.kernels import device, fused
+from paceline.kernels.hopper import matmul, normed_matmul
+from paceline.kernels.hopper.matmul import Tile
+from paceline.rollout import EngineSettings, RolloutEngine
 
 from ..conftest import tiny_model
 
@@ -27,13 +29,15 @@ def answers(model, requests, strategies, monkeypatch, kernels):
         added = rows % 2 == 0 and weight.shape[0] == hidden  # both ways to add up
         return Tile(16, 64, weight_first=False, added=True) if added else Tile(64, 64, 2)
 
-    for module in (product, normed):
+    for module in (matmul, normed_matmul):
         monkeypatch.setattr(module, "tile_for", tile_for)
     monkeypatch.setattr(device, "PRETENDED", 2)  # more would only take longer
     device.processors.cache_clear()
-    drafter = NeuralDrafter(model, DrafterShape(64, 16)).init_weights(5, std=0.1)
+    drafter = EagleModel(model, DrafterShape(64, 16)).init_weights(5, std=0.1)
     chosen = [Strategy.parse(s) for s in strategies]
-    engine = Engine(model, EngineSettings(max_batch=3, page_size=16), None, [SuffixDrafter(3, 128), drafter], chosen)
+    engine = RolloutEngine(
+        model, EngineSettings(max_batch=3, page_size=16), None, [SuffixDrafter(3, 128), drafter], chosen
+    )
     turns = itertools.cycle(chosen)
     engine.choose = lambda count: next(turns)
     done = {c.request.id: c for c in engine.run(requests)}
@@ -52,7 +56,7 @@ def test_kernels_change_no_token(family, changes, monkeypatch):
     small = {"num_hidden_layers": 3, "vocab_size": 104, "num_attention_heads": 3, "num_key_value_heads": 1}
     model = tiny_model(family, dtype=torch.float32, **small, **changes)
     prompts = [(4, 5, 4), (100, 2, 60, 61, 62, 63, 64)]
-    sampling = [Sampling(0.0, max_tokens=5), Sampling(0.7, max_tokens=7)]
+    sampling = [SamplingParams(0.0, max_tokens=5), SamplingParams(0.7, max_tokens=7)]
     requests = [Request(i, p, s) for i, (p, s) in enumerate(zip(prompts, sampling, strict=True))]
     ways = ("neural:2", "plain", "neural:2x2/3")
     tokens, logprobs = answers(model, requests, ways, monkeypatch, kernels=False)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.kernels import landing
+from paceline.kernels import accept
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 on = pytest.mark.parametrize("device", DEVICES)
@@ -19,7 +19,7 @@ given_batches = given(seed=st.integers(0, 10**6), batch=st.integers(1, 5), count
 @given_batches
 @quick
 def test_agreed(device, seed, batch, count):
-    from paceline.kernels.landing_triton import agreed
+    from paceline.kernels.accept_triton import count_accepted
 
     g = torch.Generator().manual_seed(seed)
     winners = torch.randint(0, 3, (batch, count + 1), generator=g)
@@ -34,8 +34,8 @@ def test_agreed(device, seed, batch, count):
         while held < count and guesses[b, held] == winners[b, held] and usable[b, held + 1]:
             held += 1
         expected.append(held)
-    assert landing.agreed.plain(guesses, winners, usable).tolist() == expected
-    assert agreed(guesses.to(device), winners.to(device), usable.to(device)).tolist() == expected
+    assert accept.count_accepted.plain(guesses, winners, usable).tolist() == expected
+    assert count_accepted(guesses.to(device), winners.to(device), usable.to(device)).tolist() == expected
 
 
 @on
@@ -43,7 +43,7 @@ def test_agreed(device, seed, batch, count):
 @quick
 @pytest.mark.parametrize("checked", [False, True])
 def test_land(device, checked, seed, batch, count):
-    from paceline.kernels.landing_triton import land
+    from paceline.kernels.accept_triton import advance_rows
 
     g = torch.Generator().manual_seed(seed)
     table = torch.randint(0, 9, (batch, 7), generator=g, dtype=torch.int32)
@@ -58,8 +58,8 @@ def test_land(device, checked, seed, batch, count):
         packed = work(*columns, *(None if t is None else t.to(where) for t in (drawn, logprobs, held)))
         return packed.cpu(), rows.cpu()
 
-    packed, rows = run(land, device)
-    for a, b in zip((packed, rows), run(landing.land.plain, "cpu"), strict=True):
+    packed, rows = run(advance_rows, device)
+    for a, b in zip((packed, rows), run(accept.advance_rows.plain, "cpu"), strict=True):
         assert torch.equal(a, b)
     for b in range(batch):
         kept = 0 if held is None else int(held[b])

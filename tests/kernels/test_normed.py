@@ -8,10 +8,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.kernels import normed, product
-from paceline.kernels.epilogue import Cache, Scale
-from paceline.kernels.normed import Sum, Turn
-from paceline.kernels.product import Tile
+from paceline.kernels.hopper import matmul, normed_matmul
+from paceline.kernels.hopper.epilogue import DeferredNorm, KVRows
+from paceline.kernels.hopper.matmul import Tile
+from paceline.kernels.hopper.normed_matmul import ResidualStream, RopeArgs
 
 from .test_product import near, on, random
 
@@ -19,9 +19,11 @@ quick = settings(max_examples=12, deadline=None, suppress_health_check=list(Heal
 streams = {"seed": st.integers(0, 10**6), "splits": st.integers(0, 4), "size": st.sampled_from([32, 72, 256])}
 
 
-def stream(seed, dtype, splits, size, added) -> Sum:
+def stream(seed, dtype, splits, size, added) -> ResidualStream:
     parts = random(seed, torch.float32, splits, 1, size) if splits else None
-    return Sum(random(seed + 1, dtype, 1, size), parts, random(seed + 2, dtype, size) if added and splits else None)
+    return ResidualStream(
+        random(seed + 1, dtype, 1, size), parts, random(seed + 2, dtype, size) if added and splits else None
+    )
 
 
 def move(x, device):
@@ -42,17 +44,17 @@ def move(x, device):
 )
 @quick
 def test_norm_heads(device, dtype, seed, splits, size, added, biased, heads, d, pairs):
-    from paceline.kernels.normed_triton import norm_heads
+    from paceline.kernels.hopper.normed_matmul_triton import norm_qkv_matmul
 
     every = heads[0] + 2 * heads[1]
     weight = random(seed + 3, dtype, every * d, size, scale=size**-0.5)
     slots = torch.randperm(20 * heads[1], generator=torch.Generator().manual_seed(seed))[: heads[1]]
-    cache = Cache(random(seed + 4, dtype, 20 * heads[1], d), random(seed + 5, dtype, 20 * heads[1], d), slots)
+    cache = KVRows(random(seed + 4, dtype, 20 * heads[1], d), random(seed + 5, dtype, 20 * heads[1], d), slots)
     cos, sin = random(seed + 6, dtype, 1, 1, d), random(seed + 7, dtype, 1, 1, d)
-    turn = Turn(random(seed + 8, dtype, every * d) if biased else None, None, cos, sin, heads, cache)
+    turn = RopeArgs(random(seed + 8, dtype, every * d) if biased else None, None, cos, sin, heads, cache)
     given = stream(seed, dtype, splits, size, added), random(seed + 9, dtype, size), 1e-5, weight, turn
     mine, plain = move(given, device), move(given, "cpu")
-    got, expected = norm_heads(*mine, Tile(pairs, vector=True, norm=True)), normed.norm_heads(*plain)
+    got, expected = norm_qkv_matmul(*mine, Tile(pairs, vector=True, norm=True)), normed_matmul.norm_qkv_matmul(*plain)
     for a, b in zip((*got, *mine[-1].cache[:2]), (*expected, *plain[-1].cache[:2]), strict=True):
         near(a, b, dtype)
 
@@ -67,12 +69,12 @@ def test_norm_heads(device, dtype, seed, splits, size, added, biased, heads, d, 
 )
 @quick
 def test_norm_gated(device, dtype, seed, splits, size, added, half, block_n, turns):
-    from paceline.kernels.normed_triton import norm_gated
+    from paceline.kernels.hopper.normed_matmul_triton import norm_gated_matmul
 
     weight = random(seed + 3, dtype, 2 * half, size, scale=size**-0.5)
     given = stream(seed, dtype, splits, size, added), random(seed + 4, dtype, size), 1e-5, weight
-    got = norm_gated(*move(given, device), Tile(block_n, vector=True, norm=True, turns=turns))
-    for a, b in zip(got, normed.norm_gated(*given), strict=True):
+    got = norm_gated_matmul(*move(given, device), Tile(block_n, vector=True, norm=True, turns=turns))
+    for a, b in zip(got, normed_matmul.norm_gated_matmul(*given), strict=True):
         near(a, b, dtype)
 
 
@@ -89,7 +91,7 @@ def test_norm_gated(device, dtype, seed, splits, size, added, half, block_n, tur
 @quick
 def test_a_norm_in_two_halves(device, dtype, seed, rows, sizes, heads, d, biased, tile):
     """The first with the product that is added, the second with the one that reads it."""
-    from paceline.kernels import epilogue_triton, product_triton
+    from paceline.kernels.hopper import epilogue_triton, matmul_triton
 
     (size, inner), every = sizes, heads[0] + 2 * heads[1]
     weights = (
@@ -99,22 +101,22 @@ def test_a_norm_in_two_halves(device, dtype, seed, rows, sizes, heads, d, biased
     residual, x = random(seed + 2, dtype, rows, size + 8)[:, :size], random(seed + 3, dtype, rows, inner)
     bias, norm = random(seed + 4, dtype, size) if biased else None, random(seed + 5, dtype, size)
     there = lambda *some: [None if t is None else t.to(device, copy=True) for t in some]  # noqa: E731
-    stream = Sum(residual, (x.double() @ weights[0].double().t())[None], bias)
-    total, hidden = normed.norm_gated(stream, norm, 1e-5, weights[1])
-    got, scaled, squares = product_triton.added_product(*there(x, weights[0], residual, bias, norm), tile)
+    stream = ResidualStream(residual, (x.double() @ weights[0].double().t())[None], bias)
+    total, hidden = normed_matmul.norm_gated_matmul(stream, norm, 1e-5, weights[1])
+    got, scaled, squares = matmul_triton.residual_matmul(*there(x, weights[0], residual, bias, norm), tile)
     near(got, total, dtype)
-    scale = Scale(squares, size, 1e-5)
-    near(product_triton.gated_product(scaled, *there(weights[1]), tile, scale), hidden, dtype)
+    scale = DeferredNorm(squares, size, 1e-5)
+    near(matmul_triton.gated_matmul(scaled, *there(weights[1]), tile, scale), hidden, dtype)
 
     qkv = random(seed + 6, dtype, every * d, size, scale=size**-0.5)
     slots = torch.randperm(20 * heads[1], generator=torch.Generator().manual_seed(seed))[: rows * heads[1]]
     cos, sin = random(seed + 7, dtype, rows, 1, d), random(seed + 8, dtype, rows, 1, d)
     pool = random(seed + 9, dtype, 2, 20 * heads[1], d)
-    turn = Turn(random(seed + 10, dtype, every * d), None, cos, sin, heads, Cache(*pool.clone(), slots))
-    expected = normed.norm_heads(stream, norm, 1e-5, qkv, turn)[1]
-    parts = product_triton.split_product(scaled, *there(qkv), replace(tile, splits=3))
-    mine = move(turn._replace(cache=Cache(*pool, slots)), device)
-    near(epilogue_triton.turn_and_keep(parts, *mine, scale), expected, dtype)
+    turn = RopeArgs(random(seed + 10, dtype, every * d), None, cos, sin, heads, KVRows(*pool.clone(), slots))
+    expected = normed_matmul.norm_qkv_matmul(stream, norm, 1e-5, qkv, turn)[1]
+    parts = matmul_triton.split_k_matmul(scaled, *there(qkv), replace(tile, splits=3))
+    mine = move(turn._replace(cache=KVRows(*pool, slots)), device)
+    near(epilogue_triton.rope_and_cache(parts, *mine, scale), expected, dtype)
     for a, b in zip(mine.cache[:2], turn.cache[:2], strict=True):
         near(a, b, dtype)
 
@@ -122,10 +124,10 @@ def test_a_norm_in_two_halves(device, dtype, seed, rows, sizes, heads, d, biased
 def test_only_a_single_row_takes_its_norm_along(monkeypatch):
     """And only where the table says so."""
     calls = []
-    monkeypatch.setattr(normed, "has_kernels", lambda x: True)
-    monkeypatch.setattr(product, "_known", lambda device: True)
+    monkeypatch.setattr(normed_matmul, "has_kernels", lambda x: True)
+    monkeypatch.setattr(matmul, "_known", lambda device: True)
     weight = torch.empty(64, 32, dtype=torch.bfloat16)
     for tile, rows in ((Tile(4, norm=True), 1), (Tile(4, norm=True), 2), (Tile(4), 1)):
-        monkeypatch.setattr(product, "TILES", {(1, 64, 32): tile, (8, 64, 32): tile})
-        calls.append(normed._tile(torch.empty(rows, 32), weight))
+        monkeypatch.setattr(matmul, "TILES", {(1, 64, 32): tile, (8, 64, 32): tile})
+        calls.append(normed_matmul._tile(torch.empty(rows, 32), weight))
     assert calls == [Tile(4, norm=True), None, None]

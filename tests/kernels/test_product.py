@@ -7,9 +7,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.kernels import epilogue, product
-from paceline.kernels.epilogue import Cache, HeadNorms
-from paceline.kernels.product import Tile
+from paceline.kernels.hopper import epilogue, matmul
+from paceline.kernels.hopper.epilogue import HeadNorms, KVRows
+from paceline.kernels.hopper.matmul import Tile
 
 # The interpreter computes in NumPy, which has no bfloat16.
 CASES = [
@@ -55,7 +55,7 @@ def random(seed: int, dtype: torch.dtype, *shape: int, scale: float = 1.0) -> to
 )
 def test_weights_are_asked_for_early_as_far_as_wanted(out, size, tile, lines, monkeypatch):
     from paceline.kernels import device
-    from paceline.kernels.product_triton import lines_ahead
+    from paceline.kernels.hopper.matmul_triton import lines_ahead
 
     monkeypatch.setattr(device, "ahead_bytes", 16 << 20)
     assert lines_ahead(torch.empty(out, size, dtype=torch.bfloat16, device="meta"), tile) == lines
@@ -71,18 +71,18 @@ def test_weights_are_asked_for_early_as_far_as_wanted(out, size, tile, lines, mo
 )
 @quick
 def test_products(device, dtype, seed, rows, out, size, tile):
-    from paceline.kernels.product_triton import gated_product, split_product
+    from paceline.kernels.hopper.matmul_triton import gated_matmul, split_k_matmul
 
     rows = 1 if tile.vector else rows
     x = random(seed, dtype, rows, size + 8)[:, :size]
     weight = random(seed + 1, dtype, 2 * out, size, scale=size**-0.5)
-    parts = split_product(x.to(device), weight[:out].to(device), tile)
+    parts = split_k_matmul(x.to(device), weight[:out].to(device), tile)
     assert parts.shape == (tile.splits, rows, out)
     near(parts.sum(0), x.double() @ weight[:out].double().t(), dtype)
-    again = split_product(x.to(device), weight[:out].to(device), tile)
+    again = split_k_matmul(x.to(device), weight[:out].to(device), tile)
     assert torch.equal(parts, again)
     gate, up = (x.double() @ weight.double().t()).chunk(2, -1)
-    near(gated_product(x.to(device), weight.to(device), tile), torch.nn.functional.silu(gate) * up, dtype)
+    near(gated_matmul(x.to(device), weight.to(device), tile), torch.nn.functional.silu(gate) * up, dtype)
 
 
 @on
@@ -91,7 +91,7 @@ def test_products(device, dtype, seed, rows, out, size, tile):
 )
 @quick
 def test_add_norm(device, dtype, seed, splits, rows, size, b):
-    from paceline.kernels.epilogue_triton import add_norm
+    from paceline.kernels.hopper.epilogue_triton import add_norm
 
     parts, residual = random(seed, torch.float32, splits, rows, size), random(seed + 1, dtype, rows, size + 3)[:, :size]
     bias, weight = random(seed + 2, dtype, size) if b else None, random(seed + 3, dtype, size)
@@ -112,7 +112,7 @@ def test_add_norm(device, dtype, seed, splits, rows, size, b):
 )
 @quick
 def test_turn_and_keep(device, dtype, seed, splits, rows, heads, d, b, normed):
-    from paceline.kernels.epilogue_triton import turn_and_keep
+    from paceline.kernels.hopper.epilogue_triton import rope_and_cache
 
     every = heads[0] + 2 * heads[1]
     parts = random(seed, torch.float32, splits, rows, every * d)
@@ -126,53 +126,53 @@ def test_turn_and_keep(device, dtype, seed, splits, rows, heads, d, b, normed):
         there = lambda t: None if t is None else t.to(where, copy=True)  # noqa: E731
         k_rows, v_rows = there(pools[0]), there(pools[1])
         own = HeadNorms(*(there(n) for n in norms), 1e-6) if norms else None
-        cache = Cache(k_rows, v_rows, there(slots))
+        cache = KVRows(k_rows, v_rows, there(slots))
         return work(there(parts), there(bias), own, there(cos), there(sin), heads, cache), k_rows, v_rows
 
-    for mine, other in zip(run(turn_and_keep, device), run(epilogue.turn_and_keep.plain, "cpu"), strict=True):
+    for mine, other in zip(run(rope_and_cache, device), run(epilogue.rope_and_cache.plain, "cpu"), strict=True):
         near(mine, other, dtype)
 
 
 @on
 @pytest.mark.parametrize(("rows", "size"), [(1, 48), (5, 200)])
 def test_norm_beside(device, dtype, rows, size):
-    from paceline.kernels.epilogue_triton import norm_beside
+    from paceline.kernels.hopper.epilogue_triton import concat_norm
 
     tokens = torch.randint(0, 9, (rows, 3), generator=torch.Generator().manual_seed(rows))[:, 1]
     table, first, second = random(1, dtype, 9, size), random(2, dtype, size), random(3, dtype, size)
     x = random(4, dtype, rows, size + 1)[:, :size]
     args = tokens, table, first, x, second
-    near(norm_beside(*(a.to(device) for a in args), 1e-6), epilogue.norm_beside.plain(*args, 1e-6), dtype)
+    near(concat_norm(*(a.to(device) for a in args), 1e-6), epilogue.concat_norm.plain(*args, 1e-6), dtype)
 
 
 def test_the_table_is_asked_by_rows_and_shape(monkeypatch):
     one, some = Tile(16, 512, vector=True), Tile(64, 64, 2)
-    monkeypatch.setattr(product, "TILES", {(1, 6, 8): one, (16, 6, 8): some})
-    monkeypatch.setattr(product, "_known", lambda device: True)
+    monkeypatch.setattr(matmul, "TILES", {(1, 6, 8): one, (16, 6, 8): some})
+    monkeypatch.setattr(matmul, "_known", lambda device: True)
     weight = torch.zeros(6, 8, dtype=torch.bfloat16)
-    assert product.tile_for(1, weight) is one
-    assert product.tile_for(9, weight) is some and product.tile_for(16, weight) is some
-    assert product.tile_for(2, weight) is None
-    assert product.tile_for(17, weight) is None and product.tile_for(99, weight) is None
-    assert product.tile_for(1, weight.t()) is None and product.tile_for(1, weight.float()) is None
+    assert matmul.tile_for(1, weight) is one
+    assert matmul.tile_for(9, weight) is some and matmul.tile_for(16, weight) is some
+    assert matmul.tile_for(2, weight) is None
+    assert matmul.tile_for(17, weight) is None and matmul.tile_for(99, weight) is None
+    assert matmul.tile_for(1, weight.t()) is None and matmul.tile_for(1, weight.float()) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_table_may_name_the_library(dtype, monkeypatch):
-    monkeypatch.setattr(product, "tile_for", lambda rows, weight: Tile(library=True))
-    monkeypatch.setattr(product, "has_kernels", lambda x: True)
+    monkeypatch.setattr(matmul, "tile_for", lambda rows, weight: Tile(library=True))
+    monkeypatch.setattr(matmul, "has_kernels", lambda x: True)
     x, weight = random(1, dtype, 72, 64), random(2, dtype, 48, 64) / 8
-    parts = product.split_product(x, weight)
+    parts = matmul.split_k_matmul(x, weight)
     assert parts.shape == (1, 72, 48) and parts.dtype == dtype
     near(parts[0], x.float() @ weight.float().t(), dtype)
 
 
 def test_the_table_that_is_shipped_can_be_used():
-    assert all(rows in product.ROWS and out % 16 == 0 and size % 16 == 0 for rows, out, size in product.TILES)
+    assert all(rows in matmul.ROWS and out % 16 == 0 and size % 16 == 0 for rows, out, size in matmul.TILES)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("entry", product.TILES.items(), ids=str)
+@pytest.mark.parametrize("entry", matmul.TILES.items(), ids=str)
 def test_the_shipped_tiles(entry):
     """At their own size: what small cases cannot show is a tile that the card has no room for."""
     (rows, out, size), tile = entry
@@ -182,7 +182,7 @@ def test_the_shipped_tiles(entry):
     expected = x.float() @ weight.float().t()
     if tile.gated:
         gate, up = expected.chunk(2, -1)
-        got, expected = product.gated_product(x, weight), torch.nn.functional.silu(gate) * up
+        got, expected = matmul.gated_matmul(x, weight), torch.nn.functional.silu(gate) * up
     else:
-        got = product.split_product(x, weight).sum(0)
+        got = matmul.split_k_matmul(x, weight).sum(0)
     near(got, expected.cpu(), torch.bfloat16)

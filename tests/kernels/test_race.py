@@ -7,9 +7,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline.kernels.gumbel_argmax import Bans
+from paceline.kernels.gumbel_argmax import gumbel_argmax as either
 from paceline.kernels.noise import noise_ahead
-from paceline.kernels.race import Bans
-from paceline.kernels.race import race as either
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 quick = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -46,15 +46,15 @@ def there(args, device):
 @given(shape=shapes)
 @quick
 def test_kernel_equals_the_twin(device, shape):
-    from paceline.kernels.race_triton import race
+    from paceline.kernels.gumbel_argmax_triton import gumbel_argmax
 
     args = case(**shape)
     ahead = shape["seed"] % 3
     expected, logprob = either.plain(*args, ahead=ahead)
-    got, got_logprob = race(*there(args, device), ahead=ahead)
+    got, got_logprob = gumbel_argmax(*there(args, device), ahead=ahead)
     assert got.cpu().tolist() == expected.tolist()
     torch.testing.assert_close(got_logprob.cpu(), logprob, rtol=1e-5, atol=1e-5)
-    silent, zeros = race(*there(args, device), logprobs=False, ahead=ahead)
+    silent, zeros = gumbel_argmax(*there(args, device), logprobs=False, ahead=ahead)
     assert silent.tolist() == got.tolist() and not zeros.any()
 
 
@@ -63,7 +63,7 @@ def test_kernel_equals_the_twin(device, shape):
 @quick
 def test_banned_tokens_do_not_win(device, shape):
     """The likeliest ones, for as long as they are banned; the log-probability is as if nothing were."""
-    from paceline.kernels.race_triton import race
+    from paceline.kernels.gumbel_argmax_triton import gumbel_argmax
 
     logits, keys, places, temperature, level, _, noise = case(**shape)
     g = torch.Generator().manual_seed(shape["seed"])
@@ -77,7 +77,7 @@ def test_banned_tokens_do_not_win(device, shape):
     bans = Bans(wide[:, 1:4], left)
     args = logits, keys, places, temperature, level
     expected, logprob = either.plain(*args, noise=noise, bans=bans)
-    got, got_logprob = race(*there(args, device), noise=noise, bans=Bans(*there(bans, device)))
+    got, got_logprob = gumbel_argmax(*there(args, device), noise=noise, bans=Bans(*there(bans, device)))
     assert got.cpu().tolist() == expected.tolist()
     torch.testing.assert_close(got_logprob.cpu(), logprob, rtol=1e-5, atol=1e-5)
     early = left[:, None] > (0 if level is None else level)
@@ -91,7 +91,7 @@ def test_banned_tokens_do_not_win(device, shape):
 def test_the_winner_is_that_of_written_noise(device, rows):
     """Bit for bit: logits so flat that a noise or a sum that were off by a rounding would soon change a winner."""
     from paceline.kernels.fused_triton import noise_ahead as written
-    from paceline.kernels.race_triton import race
+    from paceline.kernels.gumbel_argmax_triton import gumbel_argmax
 
     g = torch.Generator().manual_seed(3)
     vocab = 2000 if rows > 1 else 50000
@@ -103,18 +103,18 @@ def test_the_winner_is_that_of_written_noise(device, rows):
     temperature = torch.rand(rows, generator=g).to(device) + 0.3
     noise = written(keys, places, 1, vocab)[:, 0]
     expected = (logits / temperature[:, None] + noise).argmax(-1)
-    assert race(logits, keys, places, temperature)[0].tolist() == expected.tolist()
+    assert gumbel_argmax(logits, keys, places, temperature)[0].tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_ties_go_to_the_first(device):
-    from paceline.kernels.race_triton import race
+    from paceline.kernels.gumbel_argmax_triton import gumbel_argmax
 
     logits = torch.zeros(3, 5000, device=device)
     logits[1, [700, 4000, 2500]] = 2.0
     logits[2, [4999, 4000]] = 2.0
     zeros = torch.zeros(3, dtype=torch.int64, device=device)
-    tokens, logprob = race(logits, zeros, zeros, zeros.float())
+    tokens, logprob = gumbel_argmax(logits, zeros, zeros, zeros.float())
     assert tokens.tolist() == [0, 700, 4000]
     torch.testing.assert_close(logprob, logits.log_softmax(-1).amax(-1), rtol=1e-6, atol=1e-6)
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.kernels.ring import put as either
+from paceline.kernels.feature_ring import write_features as either
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 quick = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -25,7 +25,7 @@ quick = settings(max_examples=15, deadline=None, suppress_health_check=list(Heal
 )
 @quick
 def test_put(device, seed, batch, count, extra, wide, way, held):
-    from paceline.kernels.ring_triton import put
+    from paceline.kernels.feature_ring_triton import write_features
 
     g = torch.Generator().manual_seed(seed)
     ring, tokens = torch.randn(6, 7, wide, generator=g), torch.randint(0, 99, (6, 7), generator=g, dtype=torch.int32)
@@ -43,7 +43,7 @@ def test_put(device, seed, batch, count, extra, wide, way, held):
             at = int(place[b]) + t
             expected[0][slot[b], at % 7] = features[b, down[b, t] if way else t]
             expected[1][slot[b], (at + 1) % 7] = drawn[b, t]
-    for work, where in ((either.plain, "cpu"), (put, device)):
+    for work, where in ((either.plain, "cpu"), (write_features, device)):
         got = ring.to(where, copy=True), tokens.to(where, copy=True)
         work(*got, *(None if a is None else a.to(where) for a in args))
         assert torch.equal(got[0][1:].cpu(), expected[0][1:]) and torch.equal(got[1][1:].cpu(), expected[1][1:])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.kernels.settle import settle as either
+from paceline.kernels.move_kv import move_accepted_kv as either
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 quick = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -24,7 +24,7 @@ quick = settings(max_examples=15, deadline=None, suppress_health_check=list(Heal
 )
 @quick
 def test_settle(device, seed, batch, depth, extra, kv_heads, d):
-    from paceline.kernels.settle_triton import settle
+    from paceline.kernels.move_kv_triton import move_accepted_kv
 
     g = torch.Generator().manual_seed(seed)
     members = 1 + depth + extra
@@ -42,5 +42,5 @@ def test_settle(device, seed, batch, depth, extra, kv_heads, d):
     either.plain(twin[0], twin[1], slots, way, held)
     assert torch.equal(twin, expected)
     got = pools.to(device, copy=True)
-    settle(got[0], got[1], slots.to(device), way.to(device), held.to(device))
+    move_accepted_kv(got[0], got[1], slots.to(device), way.to(device), held.to(device))
     assert torch.equal(got.cpu(), expected)

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from paceline.config import build_config
+from paceline.core import Trajectory
 from paceline.learn.algorithms import resolve
 from paceline.learn.learner import Learner
 from paceline.learn.logprobs import hidden_states, token_logprobs
 from paceline.learn.losses import policy_loss, token_weights
-from paceline.learn.packing import Answer, pack
+from paceline.learn.packing import pack
 
 from ..conftest import tiny_model
 
@@ -29,7 +30,7 @@ def make_answers(count=8, seed=0, model=None):
     for i in range(count):
         prompt = tuple(r.randrange(2, 128) for _ in range(5 + i // 4))
         tokens = [r.randrange(2, 128) for _ in range(r.randint(1, 30))]
-        out.append(Answer(prompt, tokens, [0.0] * len(tokens), float(r.random() < 0.5)))
+        out.append(Trajectory(prompt, tokens, [0.0] * len(tokens), float(r.random() < 0.5)))
     if model is not None:  # as if the engine had reported exactly the policy's own log-probabilities
         batch = pack(out, list(range(count)), model.device, torch.float64)
         logp, _ = token_logprobs(model, batch, 1.0)

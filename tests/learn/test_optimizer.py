@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from paceline.kernels import adam as room
-from paceline.kernels.adam import by_chance
+from paceline.kernels.adam import stochastic_round
 from paceline.kernels.noise import stream
 from paceline.learn.optimizer import AdamW
 
@@ -80,7 +80,7 @@ def test_state_precision_is_a_choice():
 def test_rounding_by_chance_is_right_on_average():
     value = torch.tensor([1.0 + 2**-10, -3.0 - 2**-9, 2.0, 0.0, 1e-30]).repeat(20000, 1)
     chance = stream(17, 0, value.numel(), value.device).view_as(value)
-    rounded = by_chance(value, chance >> 16)
+    rounded = stochastic_round(value, chance >> 16)
     assert torch.equal(rounded, rounded.bfloat16().float()), "bfloat16 can hold them"
     assert torch.equal(rounded[:, 2:4], value[:, 2:4]), "what it can hold stays"
     spread = 2**-7 / 20000**0.5

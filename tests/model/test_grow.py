@@ -7,12 +7,13 @@ import json
 import pytest
 import torch
 
-from paceline.draft.neural import DrafterShape, NeuralDrafter, load_drafter, save_drafter
+from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.model import DrafterShape, EagleModel, load_drafter, save_drafter
 from paceline.draft.strategy import Strategy
 from paceline.model import Decoder, DecoderConfig, load_model
 from paceline.model.attention import PackedAttention
 from paceline.model.grow import IDLE, active_layers, grow, lean_away, places, push_down
-from paceline.rollout import Engine, EngineSettings, Request, Sampling
+from paceline.rollout import EngineSettings, RolloutEngine
 
 from ..conftest import benchmark, tiny_config
 
@@ -35,12 +36,12 @@ def look(model: Decoder) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return hidden, model.logits(hidden), features
 
 
-def answers(model: Decoder, temperature: float, drafter: NeuralDrafter | None = None) -> tuple[list, float]:
+def answers(model: Decoder, temperature: float, drafter: EagleModel | None = None) -> tuple[list, float]:
     strategies = [Strategy.parse("neural:3")] if drafter else None
-    engine = Engine(model, EngineSettings(max_batch=4), None, [drafter] if drafter else [], strategies)
+    engine = RolloutEngine(model, EngineSettings(max_batch=4), None, [drafter] if drafter else [], strategies)
     if strategies:
         engine.choose = lambda _: strategies[0]
-    sampling = Sampling(temperature, max_tokens=40)
+    sampling = SamplingParams(temperature, max_tokens=40)
     requests = [Request(i, (5 + i, 7, 9), sampling, seed=1) for i in range(6)]
     done = sorted(engine.run(requests), key=lambda c: c.request.id)
     return [(c.tokens, c.logprobs) for c in done], engine.stats.accept_length
@@ -77,7 +78,7 @@ def test_growing_changes_nothing(family, tied):
 def test_a_grown_model_writes_the_same_with_the_same_guesses(tmp_path, make_reasoner):
     base = grow(fresh(), 4 + IDLE, vocab_size=256)
     deep = grow(base, 14, vocab_size=600)
-    drafter = NeuralDrafter(base, DrafterShape(64, 32)).init_weights(std=0.1)
+    drafter = EagleModel(base, DrafterShape(64, 32)).init_weights(std=0.1)
     save_drafter(make_reasoner.grow_drafter(drafter, deep, 256), tmp_path)
     grown = load_drafter(tmp_path, deep)
     assert grown.vocab is not None and len(grown.vocab) == 256

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from paceline.config import load_config
-from paceline.loop import Trainer, train
+from paceline.loop import TrainLoop, train
 from paceline.observe.rounds import RoundLog
 from paceline.observe.timeline import Timeline
-from paceline.rollout.stats import Round
+from paceline.rollout.stats import RoundRecord
 from paceline.run import Run
 
 QUICK = [
@@ -32,7 +32,7 @@ def real_run(tmp_path_factory) -> Path:
     return folder
 
 
-class Struck(Trainer):
+class Struck(TrainLoop):
     """Loses worker 1 in the rollout of the second step; the fourth begins when it is there again."""
 
     def step(self) -> dict[str, float]:
@@ -117,5 +117,5 @@ def decode(timeline: Timeline, worker: int, step: int, start: float, seconds: fl
     for i in range(40):
         batch = max(1, 32 - i)
         strategy = "neural:5" if guesses and i not in (0, 20) else "plain"
-        log(Round(i * each, each, batch, strategy, batch if strategy == "plain" else 3 * batch))
+        log(RoundRecord(i * each, each, batch, strategy, batch if strategy == "plain" else 3 * batch))
     log.end()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.observe.report import page, write_report
-from paceline.observe.rundata import read_run
-from paceline.observe.worth import measure
+from paceline.report.page import page, write_report
+from paceline.report.rundata import read_run
+from paceline.report.worth import measure
 
 from .conftest import made_run
 

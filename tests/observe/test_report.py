@@ -17,14 +17,14 @@ import pytest
 from rich.console import Console
 
 from paceline.config import load_config
-from paceline.observe.lanes import by_step
 from paceline.observe.live import summary
-from paceline.observe.losses import Loss, describe_losses, find_losses
-from paceline.observe.report import page, write_report
 from paceline.observe.rounds import tallies
-from paceline.observe.rundata import read_run
 from paceline.observe.timeline import LOST, ROLLOUT, TRAIN, UPDATE, read_timeline
-from paceline.observe.worth import measure, sentences, verdict
+from paceline.report.lanes import by_step
+from paceline.report.lost_workers import WorkerLoss, describe_losses, find_losses
+from paceline.report.page import page, write_report
+from paceline.report.rundata import read_run
+from paceline.report.worth import measure, sentences, verdict
 
 from .conftest import QUICK, made_run
 
@@ -223,20 +223,20 @@ def test_each_step_shows_its_part_of_a_loss(struck_run):
 
 def test_a_worker_that_is_lost_for_good(tmp_path):
     run = read_run(made_run(tmp_path / "run", steps=4, lost=2))
-    assert find_losses(run) == [Loss(1, 2)]
+    assert find_losses(run) == [WorkerLoss(1, 2)]
     text = page(run, measure(run))
     assert "Worker 1 was lost in step 2 and did not come back." in text and ">lost</li>" in text
     lost = {step: [s for s in spans if s.name == LOST] for step, spans in by_step(run).items()}
     assert [len(lost[step]) for step in (1, 2, 3, 4)] == [0, 1, 1, 1]
     first = read_run(made_run(tmp_path / "first", steps=2, workers=2, lost=1))
-    assert find_losses(first) == [Loss(1, 1)] and first.workers == [0, 1], "of which there is no span at all"
+    assert find_losses(first) == [WorkerLoss(1, 1)] and first.workers == [0, 1], "of which there is no span at all"
 
 
 def test_a_loss_without_a_timeline_and_many_losses(tmp_path):
     run = made_run(tmp_path / "run", steps=3, lost=2)
     (run / "timeline.json").unlink()
     assert describe_losses(find_losses(read_run(run))) == ["A worker was lost in step 2."]
-    said = describe_losses([Loss(n % 3, n + 1, n + 2, 4.0) for n in range(8)] + [Loss(2, 9)])
+    said = describe_losses([WorkerLoss(n % 3, n + 1, n + 2, 4.0) for n in range(8)] + [WorkerLoss(2, 9)])
     assert said == ["Workers were lost 9 times, first in step 1, last in step 9; 1 did not come back."]
 
 

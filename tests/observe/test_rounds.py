@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from paceline.draft.tuner import sizes
 from paceline.observe.rounds import RoundLog, above, below, bucket, tallies
 from paceline.observe.timeline import PLAIN, PREFILL, ROLLOUT, SPECULATIVE, Span
-from paceline.rollout.stats import Round
+from paceline.rollout.stats import RoundRecord
 
 
-def logged(rounds: list[Round]) -> list[Span]:
+def logged(rounds: list[RoundRecord]) -> list[Span]:
     spans: list[Span] = []
     log = RoundLog(spans.append, worker=2)
     log.step = 7
@@ -25,10 +25,10 @@ def logged(rounds: list[Round]) -> list[Span]:
     return spans
 
 
-def in_turn(*parts: tuple[str, int, int], seconds: float = 0.01) -> list[Round]:
-    out: list[Round] = []
+def in_turn(*parts: tuple[str, int, int], seconds: float = 0.01) -> list[RoundRecord]:
+    out: list[RoundRecord] = []
     for strategy, count, batch in parts:
-        out += [Round((len(out) + i) * seconds, seconds, batch, strategy, 2 * batch) for i in range(count)]
+        out += [RoundRecord((len(out) + i) * seconds, seconds, batch, strategy, 2 * batch) for i in range(count)]
     return out
 
 
@@ -86,7 +86,7 @@ KINDS = st.sampled_from(["prefill", "plain", "neural:5", "suffix:3"])
 def test_spans_cover_the_rollout_without_overlap(drawn):
     rounds, at = [], 0.0
     for strategy, batch, seconds in drawn:
-        rounds.append(Round(at, seconds, batch, strategy, batch))
+        rounds.append(RoundRecord(at, seconds, batch, strategy, batch))
         at += seconds
     *spans, rollout = logged(rounds)
     assert all(a.end <= b.start + 1e-6 for a, b in itertools.pairwise(spans))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 
-from paceline.draft.drafter import Draft, Drafter
-from paceline.draft.neural import DrafterShape, NeuralDrafter
+from paceline.core import Completion
+from paceline.draft.base import BaseDrafter, Draft
+from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.draft.strategy import Strategy
-from paceline.rollout import Completion
 
 
-class Scripted(Drafter):
+class Scripted(BaseDrafter):
     """Knows what plain decoding has written, and uses it: to be right, or to be wrong on purpose."""
 
     def __init__(self, name: str, answers: dict[int, Completion], vocab: int, right: bool):
@@ -26,7 +26,7 @@ class Scripted(Drafter):
         return draft
 
 
-class Chaos(Drafter):
+class Chaos(BaseDrafter):
     """Random trees of random tokens, with the right token somewhere now and then, and sometimes fewer guesses."""
 
     name = "chaos"
@@ -56,8 +56,8 @@ class Chaos(Drafter):
         return draft
 
 
-def random_neural(model, seed: int = 0, window: int = 24, vocab=None) -> NeuralDrafter:
-    return NeuralDrafter(model, DrafterShape(64, window), vocab).init_weights(seed, std=0.2)
+def random_neural(model, seed: int = 0, window: int = 24, vocab=None) -> EagleModel:
+    return EagleModel(model, DrafterShape(64, window), vocab).init_weights(seed, std=0.2)
 
 
 STRATEGIES = [

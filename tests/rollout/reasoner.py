@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 
-from paceline.build import find_drafter
-from paceline.draft.neural import NeuralDrafter, load_drafter
-from paceline.draft.suffix import SuffixDrafter
+from paceline.core import Completion, Request, SamplingParams
+from paceline.draft.eagle.model import EagleModel, load_drafter
+from paceline.draft.suffix.drafter import SuffixDrafter
 from paceline.model import load_model
 from paceline.model.decoder import Decoder
 from paceline.model.tokenizer import load_tokenizer
-from paceline.rollout import Completion, Engine, EngineSettings, Request, Sampling
+from paceline.rollout import EngineSettings, RolloutEngine
+from paceline.setup.build import find_drafter
 from paceline.tasks.countdown import Countdown
 
 
@@ -18,7 +19,7 @@ def reasoner(dtype: str = "float32", device: str = "cpu") -> Decoder:
     return load_model("embedded", dtype, device)
 
 
-def own_drafter(model: Decoder) -> NeuralDrafter:
+def own_drafter(model: Decoder) -> EagleModel:
     folder = find_drafter("auto", "embedded")
     assert folder is not None, "the embedded model comes with a drafter"
     return load_drafter(folder, model)
@@ -27,19 +28,19 @@ def own_drafter(model: Decoder) -> NeuralDrafter:
 def problems(count: int, longest: int, answers: int = 1, seed: int = 1) -> list[Request]:
     """Countdown problems, each to be answered so many times."""
     tokenizer, task = load_tokenizer("embedded"), Countdown("medium", "search", seed=seed)
-    sampling = Sampling(max_tokens=longest, stop_token_ids=tokenizer.eos_ids)
+    sampling = SamplingParams(max_tokens=longest, stop_token_ids=tokenizer.eos_ids)
     prompts = [tuple(tokenizer.encode_prompt(task.sample(i).prompt)) for i in range(-(-count // answers))]
     return [Request(i, prompts[i // answers], sampling, seed=seed) for i in range(count)]
 
 
 def plainly(model: Decoder, requests: list[Request], batch: int) -> dict[int, Completion]:
-    return {c.request.id: c for c in Engine(model, EngineSettings(max_batch=batch)).run(requests)}
+    return {c.request.id: c for c in RolloutEngine(model, EngineSettings(max_batch=batch)).run(requests)}
 
 
 def toggled(model, requests: list[Request], batch: int, seed: int) -> dict[int, Completion]:
     """Every round by a strategy drawn anew, plain decoding among them."""
     drafters = [SuffixDrafter(batch, model.config.max_positions), own_drafter(model)]
-    engine = Engine(model, EngineSettings(max_batch=batch), None, drafters)
+    engine = RolloutEngine(model, EngineSettings(max_batch=batch), None, drafters)
     dice = random.Random(seed)
     engine.choose = lambda running: dice.choice(engine.strategies)
     done = {c.request.id: c for c in engine.run(requests)}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.kernels import device, product
-from paceline.kernels.product import Tile
-from paceline.rollout import Engine, EngineSettings
+from paceline.kernels import device
+from paceline.kernels.hopper import matmul
+from paceline.kernels.hopper.matmul import Tile
+from paceline.rollout import EngineSettings, RolloutEngine
 
 from ..conftest import tiny_model
 from .test_engine import make_requests
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 
 def run(model, requests, **settings):
-    engine = Engine(model, EngineSettings(**settings))
+    engine = RolloutEngine(model, EngineSettings(**settings))
     return {c.request.id: c.tokens for c in engine.run(requests)}, engine
 
 
@@ -76,7 +77,7 @@ def test_graphs_see_weights_that_change_in_place():
 
 
 def test_a_decode_step_reads_from_the_device_once():
-    engine = Engine(on_gpu())
+    engine = RolloutEngine(on_gpu())
     engine.submit(make_requests(8, shortest=60, stops=()))
     for _ in range(3):
         engine.step()
@@ -89,12 +90,12 @@ def test_a_decode_step_reads_from_the_device_once():
 
 
 def test_a_round_of_guesses_is_two_replays_and_one_read(monkeypatch):
-    from paceline.draft.neural import DrafterShape, NeuralDrafter
+    from paceline.draft.eagle.model import DrafterShape, EagleModel
     from paceline.draft.strategy import Strategy
 
     model, chosen = on_gpu(), [Strategy.parse(s) for s in ("neural:3", "neural:4x3/8")]
-    drafter = NeuralDrafter(model, DrafterShape(64, 16)).init_weights(1)
-    engine = Engine(model, EngineSettings(max_batch=8), None, [drafter], chosen)
+    drafter = EagleModel(model, DrafterShape(64, 16)).init_weights(1)
+    engine = RolloutEngine(model, EngineSettings(max_batch=8), None, [drafter], chosen)
     replays = []
     run_graph = engine.graphs.run
     monkeypatch.setattr(engine.graphs, "run", lambda key, *rest: replays.append(key[0]) or run_graph(key, *rest))
@@ -116,7 +117,7 @@ def test_a_round_of_guesses_is_two_replays_and_one_read(monkeypatch):
 def test_products_of_our_own_and_early_launches_change_nothing(early, monkeypatch):
     model, requests = on_gpu(family="qwen2"), make_requests(40, groups=10)
     base, _ = run(model, requests)
-    monkeypatch.setattr(product, "tile_for", lambda rows, weight: Tile(64, 64, 3) if rows <= 64 else None)
+    monkeypatch.setattr(matmul, "tile_for", lambda rows, weight: Tile(64, 64, 3) if rows <= 64 else None)
     monkeypatch.setattr(device, "pdl", early)
     own, _ = run(model, requests)
     assert differing(base, own) <= 1, "but for a near-tie"
@@ -133,7 +134,7 @@ def test_speculation_writes_what_plain_decoding_writes(graphs):
 
     model = tiny_model(dtype=torch.float32).cuda()
     requests = make_requests(48, seed=4, groups=12, longest=80)
-    plain = collect(Engine(model, EngineSettings(max_batch=48, cuda_graphs=graphs)), requests)
+    plain = collect(RolloutEngine(model, EngineSettings(max_batch=48, cuda_graphs=graphs)), requests)
     engine = engine_with_all(model, plain, max_batch=8, cuda_graphs=graphs)
     dice = random.Random(2)
     few = [Strategy.parse(s) for s in ("plain", "suffix:3", "neural:3", "neural:4x3/8", "chaos:4x3")]

@@ -7,8 +7,9 @@ import random
 import pytest
 import torch
 
+from paceline.core import Completion, Request, SamplingParams
 from paceline.errors import UserError
-from paceline.rollout import Completion, Engine, EngineSettings, Request, Sampling
+from paceline.rollout import EngineSettings, RolloutEngine
 
 from ..conftest import tiny_model
 
@@ -28,13 +29,13 @@ def make_requests(
     prompts = [tuple(r.randrange(2, 128) for _ in range(r.randint(3, 40))) for _ in range(groups or count)]
     out = []
     for i in range(count):
-        s = Sampling(max_tokens=r.randint(shortest, longest), stop_token_ids=stops, **sampling)
+        s = SamplingParams(max_tokens=r.randint(shortest, longest), stop_token_ids=stops, **sampling)
         out.append(Request(1000 + i, prompts[i % len(prompts)], s, seed=11))
     return out
 
 
 def run(requests: list[Request], model=MODEL, decode=None, **settings) -> dict[int, Completion]:
-    engine = Engine(model, EngineSettings(**settings), decode)
+    engine = RolloutEngine(model, EngineSettings(**settings), decode)
     done = {}
     for completion in engine.run(requests):
         assert completion.request.id not in done, "a request was completed twice"
@@ -102,7 +103,7 @@ def test_order_batch_and_page_size_do_not_matter():
 
 def test_sampling_parameters_of_neighbours_do_not_matter():
     mixed = [
-        Request(r.id, r.prompt, Sampling(max_tokens=25, **s), seed=r.seed)
+        Request(r.id, r.prompt, SamplingParams(max_tokens=25, **s), seed=r.seed)
         for r, s in zip(
             BASE,
             [{"temperature": 0.0}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"temperature": 1.5}, {}] * 8,
@@ -117,7 +118,7 @@ def test_sampling_parameters_of_neighbours_do_not_matter():
 @pytest.mark.parametrize("every", [1, 3, 10])
 def test_a_forced_pause_changes_nothing(every):
     plain = run(BASE[:16])
-    engine = Engine(MODEL, EngineSettings(page_size=8, max_batch=10))
+    engine = RolloutEngine(MODEL, EngineSettings(page_size=8, max_batch=10))
     engine.submit(BASE[:16])
     done, steps = {}, 0
     while engine.unfinished:
@@ -132,7 +133,7 @@ def test_a_forced_pause_changes_nothing(every):
 
 def test_requests_that_arrive_later_do_not_matter():
     plain = run(BASE)
-    engine = Engine(MODEL, EngineSettings(max_batch=9, page_size=8))
+    engine = RolloutEngine(MODEL, EngineSettings(max_batch=9, page_size=8))
     todo, done = BASE[:], {}
     while todo or engine.unfinished:
         if todo:
@@ -144,7 +145,7 @@ def test_requests_that_arrive_later_do_not_matter():
 def test_the_first_request_never_waits_for_pages():
     """Whoever came last is paused, so what was begun first ends first."""
     requests = make_requests(20, seed=5, longest=60, shortest=60, stops=())
-    engine = Engine(MODEL, EngineSettings(page_size=8, pages=60, max_batch=20))
+    engine = RolloutEngine(MODEL, EngineSettings(page_size=8, pages=60, max_batch=20))
     engine.submit(requests)
     steps, done = 0, []
     while not done:
@@ -158,7 +159,7 @@ def test_200_requests_with_pages_for_10():
     pages_each = -(-100 // 8)
     engine_pages = 10 * pages_each + 1
     plain = run(requests, page_size=8)
-    tight = Engine(MODEL, EngineSettings(page_size=8, pages=engine_pages, max_batch=200))
+    tight = RolloutEngine(MODEL, EngineSettings(page_size=8, pages=engine_pages, max_batch=200))
     done: dict[int, Completion] = {}
     for completion in tight.run(requests):
         assert completion.request.id not in done
@@ -169,24 +170,24 @@ def test_200_requests_with_pages_for_10():
 
 
 def test_a_pool_for_exactly_one_request_still_finishes_all():
-    requests = [Request(i, (3, 4, 5), Sampling(max_tokens=29)) for i in range(6)]
+    requests = [Request(i, (3, 4, 5), SamplingParams(max_tokens=29)) for i in range(6)]
     assert_same(run(requests), run(requests, page_size=8, pages=5))
 
 
 def test_the_prompt_of_a_group_is_prefilled_once():
     prompt = tuple(range(2, 52))
-    requests = [Request(i, prompt, Sampling(max_tokens=5)) for i in range(16)]
-    engine = Engine(MODEL, EngineSettings(page_size=16))
+    requests = [Request(i, prompt, SamplingParams(max_tokens=5)) for i in range(16)]
+    engine = RolloutEngine(MODEL, EngineSettings(page_size=16))
     list(engine.run(requests))
     assert engine.stats.prefill_tokens == len(prompt)
-    engine = Engine(MODEL, EngineSettings(page_size=16, max_batch=3))  # the rest of the group comes in later
+    engine = RolloutEngine(MODEL, EngineSettings(page_size=16, max_batch=3))  # the rest of the group comes in later
     list(engine.run(requests))
     assert engine.stats.prefill_tokens == len(prompt)
 
 
 def test_completions_stream_out_as_they_finish():
-    requests = [Request(i, (7, 8, 9), Sampling(max_tokens=n, min_tokens=n)) for i, n in enumerate((30, 3, 12))]
-    engine = Engine(MODEL)
+    requests = [Request(i, (7, 8, 9), SamplingParams(max_tokens=n, min_tokens=n)) for i, n in enumerate((30, 3, 12))]
+    engine = RolloutEngine(MODEL)
     order = [c.request.id for c in engine.run(requests)]
     assert order == [1, 2, 0]
     assert engine.stats.decode_steps == 29
@@ -206,7 +207,9 @@ def test_stop_tokens_and_lengths():
 
 def test_min_tokens_keeps_stop_tokens_out_of_the_race():
     stops = tuple(range(1, 9))
-    requests = [Request(i, (20, 21), Sampling(max_tokens=40, min_tokens=15, stop_token_ids=stops)) for i in range(30)]
+    requests = [
+        Request(i, (20, 21), SamplingParams(max_tokens=40, min_tokens=15, stop_token_ids=stops)) for i in range(30)
+    ]
     done = run(requests)
     assert all(not set(c.tokens[:15]) & set(stops) for c in done.values())
     assert any(set(c.tokens) & set(stops) for c in done.values())
@@ -218,17 +221,18 @@ def decode(tokens: list[int]) -> str:
 
 
 def test_stop_texts_count_from_min_tokens_on():
-    sampling = Sampling(max_tokens=60, min_tokens=15, stop=tuple("abcdefghijklmnopqrstuvwxyz"))
+    sampling = SamplingParams(max_tokens=60, min_tokens=15, stop=tuple("abcdefghijklmnopqrstuvwxyz"))
     done = run([Request(i, (20 + i, 30), sampling) for i in range(5)], decode=decode)
     assert [(len(c.tokens), c.finish_reason) for c in done.values()] == [(15, "stop")] * 5
 
 
 def test_stop_texts_end_an_answer_where_they_are_completed():
-    free = run([Request(i, (20 + i, 30), Sampling(max_tokens=60)) for i in range(30)])
+    free = run([Request(i, (20 + i, 30), SamplingParams(max_tokens=60)) for i in range(30)])
     texts = {i: decode(free[i].tokens) for i in range(30)}
     stops = {i: text[20:22] for i, text in texts.items()}
     got = run(
-        [Request(i, (20 + i, 30), Sampling(max_tokens=60, stop=(stops[i], "never!"))) for i in range(30)], decode=decode
+        [Request(i, (20 + i, 30), SamplingParams(max_tokens=60, stop=(stops[i], "never!"))) for i in range(30)],
+        decode=decode,
     )
     cut = 0
     for i in range(30):
@@ -241,7 +245,7 @@ def test_stop_texts_end_an_answer_where_they_are_completed():
 def test_logprobs_are_those_of_the_policy_at_the_temperature():
     from paceline.model.attention import PackedAttention
 
-    request = Request(3, (9, 8, 7), Sampling(temperature=0.7, top_k=3, max_tokens=20))
+    request = Request(3, (9, 8, 7), SamplingParams(temperature=0.7, top_k=3, max_tokens=20))
     completion = run([request])[3]
     tokens = [*request.prompt, *completion.tokens]
     attention = PackedAttention([len(tokens)], torch.device("cpu"))
@@ -252,26 +256,26 @@ def test_logprobs_are_those_of_the_policy_at_the_temperature():
 
 
 def test_the_context_is_the_last_limit():
-    done = run([Request(0, tuple(range(2, 102)), Sampling(max_tokens=400))], max_length=110)
+    done = run([Request(0, tuple(range(2, 102)), SamplingParams(max_tokens=400))], max_length=110)
     assert len(done[0].tokens) == 10 and done[0].finish_reason == "length"
 
 
 def test_what_cannot_run_is_said_at_once():
-    engine = Engine(MODEL, EngineSettings(page_size=8, pages=4))
+    engine = RolloutEngine(MODEL, EngineSettings(page_size=8, pages=4))
     with pytest.raises(UserError, match="KV pages"):
-        engine.submit([Request(0, (1, 2), Sampling(max_tokens=100))])
+        engine.submit([Request(0, (1, 2), SamplingParams(max_tokens=100))])
     with pytest.raises(UserError, match="no room"):
-        Engine(MODEL).submit([Request(0, (2,) * 512)])
+        RolloutEngine(MODEL).submit([Request(0, (2,) * 512)])
     with pytest.raises(ValueError, match="unique"):
-        Engine(MODEL).submit([Request(0, (2,)), Request(0, (2,))])
+        RolloutEngine(MODEL).submit([Request(0, (2,)), Request(0, (2,))])
     with pytest.raises(ValueError, match="decode"):
-        Engine(MODEL).submit([Request(0, (2,), Sampling(stop=("x",)))])
+        RolloutEngine(MODEL).submit([Request(0, (2,), SamplingParams(stop=("x",)))])
     with pytest.raises(ValueError, match="temperature"):
-        Sampling(temperature=-1)
+        SamplingParams(temperature=-1)
 
 
 def test_clear_leaves_a_usable_engine():
-    engine = Engine(MODEL, EngineSettings(max_batch=4))
+    engine = RolloutEngine(MODEL, EngineSettings(max_batch=4))
     engine.submit(BASE)
     for _ in range(5):
         engine.step()

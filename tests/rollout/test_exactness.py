@@ -10,9 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline.core import Completion
 from paceline.draft.strategy import Strategy
-from paceline.draft.suffix import SuffixDrafter
-from paceline.rollout import Completion, Engine, EngineSettings
+from paceline.draft.suffix.drafter import SuffixDrafter
+from paceline.rollout import EngineSettings, RolloutEngine
 
 from ..conftest import tiny_model
 from .drafters import STRATEGIES, Chaos, Scripted, random_neural
@@ -30,7 +31,7 @@ SAMPLINGS = {
 }
 
 
-def engine_with_all(model, plain: dict[int, Completion], seed: int = 0, decode=None, **settings) -> Engine:
+def engine_with_all(model, plain: dict[int, Completion], seed: int = 0, decode=None, **settings) -> RolloutEngine:
     vocab = model.config.vocab_size
     drafters = [
         SuffixDrafter(settings.get("max_batch", 256), 512, 2**18),
@@ -39,10 +40,10 @@ def engine_with_all(model, plain: dict[int, Completion], seed: int = 0, decode=N
         Scripted("wrong", plain, vocab, right=False),
         Chaos(plain, vocab, seed),
     ]
-    return Engine(model, EngineSettings(**settings), decode, drafters, STRATEGIES)
+    return RolloutEngine(model, EngineSettings(**settings), decode, drafters, STRATEGIES)
 
 
-def collect(engine: Engine, requests) -> dict[int, Completion]:
+def collect(engine: RolloutEngine, requests) -> dict[int, Completion]:
     done = {}
     for completion in engine.run(requests):
         assert completion.request.id not in done, "a request was completed twice"
@@ -52,7 +53,7 @@ def collect(engine: Engine, requests) -> dict[int, Completion]:
 
 
 def plainly(model, requests, decode=None) -> dict[int, Completion]:
-    return collect(Engine(model, EngineSettings(max_batch=64), decode), requests)
+    return collect(RolloutEngine(model, EngineSettings(max_batch=64), decode), requests)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -142,7 +143,7 @@ def test_a_smaller_vocabulary_to_guess_from():
     requests = make_requests(12, seed=2)
     plain = plainly(model, requests)
     neural = random_neural(model, vocab=torch.arange(3, 128, 5))
-    engine = Engine(
+    engine = RolloutEngine(
         model, EngineSettings(), None, [neural], [s for s in STRATEGIES if s.drafter in ("plain", "neural")]
     )
     dice = random.Random(4)
@@ -152,19 +153,19 @@ def test_a_smaller_vocabulary_to_guess_from():
 
 def test_the_embedded_model_with_its_own_drafter(embedded):
     """Real texts, real acceptance: guesses hold, and nothing changes."""
-    from paceline.draft.neural import load_drafter
+    from paceline.core import Request, SamplingParams
+    from paceline.draft.eagle.model import load_drafter
     from paceline.model import load_model
     from paceline.model.tokenizer import load_tokenizer
-    from paceline.rollout import Request, Sampling
     from paceline.tasks.countdown import Countdown
 
     model, tokenizer = load_model("embedded", "float64"), load_tokenizer("embedded")
     task = Countdown("medium", "search", seed=4)
-    sampling = Sampling(max_tokens=120, stop_token_ids=tokenizer.eos_ids)
+    sampling = SamplingParams(max_tokens=120, stop_token_ids=tokenizer.eos_ids)
     requests = [Request(i, tuple(tokenizer.encode_prompt(task.sample(i // 4).prompt)), sampling) for i in range(32)]
     plain = plainly(model, requests)
     drafters = [load_drafter(embedded / "drafter", model), SuffixDrafter(32, 1280)]
-    engine = Engine(model, EngineSettings(max_batch=32), None, drafters)
+    engine = RolloutEngine(model, EngineSettings(max_batch=32), None, drafters)
     dice = random.Random(6)
     engine.choose = lambda n: dice.choice(engine.strategies[1:])
     assert_same(collect(engine, requests), plain)

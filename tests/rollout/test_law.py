@@ -9,11 +9,11 @@ import pytest
 import torch
 from scipy import stats
 
-from paceline.kernels import fused_triton, race_triton
+from paceline.core import Filters
+from paceline.kernels import fused_triton, gumbel_argmax_triton
+from paceline.kernels.gumbel_argmax import gumbel_argmax as race_kernel
 from paceline.kernels.noise import GOLDEN, MASK, MIX1, MIX2, gumbel, position_keys, request_key, signed
-from paceline.kernels.race import race as race_kernel
-from paceline.rollout.request import Filters
-from paceline.rollout.sampling import SamplingRows, race
+from paceline.rollout.sampling import SamplingRows, filtered_gumbel_argmax
 
 VOCAB, DRAWS = 4096, 40_960
 
@@ -41,7 +41,7 @@ def draw(logits: torch.Tensor, draws: int, samplings: list[dict]) -> list[torch.
         noise = gumbel(position_keys(keys, torch.arange(start, start + n) % 16), len(logits))
         for tokens, sampling in zip(out, samplings, strict=True):
             filters = Filters.SORTS if set(sampling) - {"temperature"} else Filters.NONE
-            tokens.append(race(logits.expand(n, -1), rows(keys, **sampling), noise, filters)[0])
+            tokens.append(filtered_gumbel_argmax(logits.expand(n, -1), rows(keys, **sampling), noise, filters)[0])
     return [torch.cat(tokens) for tokens in out]
 
 
@@ -138,7 +138,7 @@ def test_greedy_is_argmax_and_ignores_the_noise():
     logits = torch.randn(300, 64)
     keys = torch.arange(300)
     noise = gumbel(position_keys(keys, keys), 64)
-    tokens, logprobs = race(logits, rows(keys, temperature=0.0), noise, Filters.NONE)
+    tokens, logprobs = filtered_gumbel_argmax(logits, rows(keys, temperature=0.0), noise, Filters.NONE)
     assert torch.equal(tokens, logits.argmax(-1))
     torch.testing.assert_close(logprobs, logits.log_softmax(-1).max(-1).values)
 
@@ -148,8 +148,8 @@ def test_neutral_filters_change_nothing():
     logits = torch.randn(500, 256) * 3
     keys = torch.arange(500)
     noise = gumbel(position_keys(keys, keys), 256)
-    with_filters = race(logits, rows(keys), noise, Filters.SORTS)
-    without = race(logits, rows(keys), noise, Filters.NONE)
+    with_filters = filtered_gumbel_argmax(logits, rows(keys), noise, Filters.SORTS)
+    without = filtered_gumbel_argmax(logits, rows(keys), noise, Filters.NONE)
     assert torch.equal(with_filters[0], without[0]) and torch.equal(with_filters[1], without[1])
 
 
@@ -250,7 +250,7 @@ def test_a_race_is_decided_at_both_ends(form, bits):
     keys = torch.tensor([key_for(bits, TOKEN, POSITION)], device=device)
     logits = torch.zeros(1, 64, device=device)
     logits[0, TOKEN] = 0.0 if bits == 0 else 30.0
-    run = race_kernel.plain if form == "torch" else race_triton.race
+    run = race_kernel.plain if form == "torch" else gumbel_argmax_triton.gumbel_argmax
     winner, logprob = run(logits, keys, torch.tensor([POSITION], device=device), torch.ones(1, device=device))
     assert winner.tolist() == [TOKEN]
     torch.testing.assert_close(logprob, logits.log_softmax(-1)[:, TOKEN])
@@ -261,9 +261,10 @@ def test_a_race_is_decided_at_both_ends(form, bits):
 def test_the_law_holds_with_speculation_on(strategy, vocab, draws):
     """Tokens that a drafter guessed and a pass checked follow the exact distribution of the policy: the second token of
     many answers to one prompt, against the policy's own, summed over every possible first one."""
+    from paceline.core import Request, SamplingParams
     from paceline.draft.strategy import Strategy
     from paceline.model.attention import PackedAttention
-    from paceline.rollout import Engine, EngineSettings, Request, Sampling
+    from paceline.rollout import EngineSettings, RolloutEngine
 
     from ..conftest import tiny_model
     from .drafters import random_neural
@@ -282,9 +283,9 @@ def test_the_law_holds_with_speculation_on(strategy, vocab, draws):
         given = last_logits([(*prompt, t) for t in range(start, start + 256)]).softmax(-1)
         second += first[start : start + 256] @ given
     chosen = Strategy.parse(strategy)
-    engine = Engine(model, EngineSettings(max_batch=512), None, [random_neural(model)], [chosen])
+    engine = RolloutEngine(model, EngineSettings(max_batch=512), None, [random_neural(model)], [chosen])
     engine.choose = lambda batch: chosen
-    requests = (Request(i, prompt, Sampling(max_tokens=2), seed=3) for i in range(draws))
+    requests = (Request(i, prompt, SamplingParams(max_tokens=2), seed=3) for i in range(draws))
     drawn = torch.tensor([c.tokens for c in engine.run(requests)])
     assert engine.stats.drafted_texts == draws, "every second token was checked against guesses"
     assert chi_square(drawn[:, 0], first.numpy()) > 1e-4

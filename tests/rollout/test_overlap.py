@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from paceline.draft.neural import DrafterShape, NeuralDrafter
+from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.draft.strategy import PLAIN, Strategy
-from paceline.draft.suffix import SuffixDrafter
-from paceline.rollout import Engine, EngineSettings
+from paceline.draft.suffix.drafter import SuffixDrafter
+from paceline.rollout import EngineSettings, RolloutEngine
 
 from ..conftest import tiny_model
 from .test_engine import make_requests
@@ -19,11 +19,11 @@ MODEL = tiny_model().double()
 STRATEGIES = [PLAIN, *(Strategy.parse(s) for s in ("neural:2", "neural:5", "neural:4x3/8", "suffix:3"))]
 
 
-def make(overlap: bool | None, choose=None, **settings) -> Engine:
+def make(overlap: bool | None, choose=None, **settings) -> RolloutEngine:
     settings = {"max_batch": 6} | settings
-    drafter = NeuralDrafter(MODEL, DrafterShape(64, 16)).init_weights(1)
+    drafter = EagleModel(MODEL, DrafterShape(64, 16)).init_weights(1)
     suffix = SuffixDrafter(settings["max_batch"], MODEL.config.max_positions)
-    engine = Engine(MODEL, EngineSettings(overlap=overlap, **settings), None, [drafter, suffix], STRATEGIES)
+    engine = RolloutEngine(MODEL, EngineSettings(overlap=overlap, **settings), None, [drafter, suffix], STRATEGIES)
     if choose is not None:
         engine.choose = choose
     return engine
@@ -55,7 +55,7 @@ def at_random(seed: int, mostly: Strategy | None = None):
     return lambda batch: mostly if mostly is not None and dice.random() < 0.8 else dice.choice(STRATEGIES)
 
 
-def answers(engine: Engine, requests) -> dict[int, tuple]:
+def answers(engine: RolloutEngine, requests) -> dict[int, tuple]:
     return {c.request.id: (c.tokens, c.logprobs, c.finish_reason) for c in engine.run(requests)}
 
 
@@ -66,7 +66,7 @@ def same(got: dict[int, tuple], expected: dict[int, tuple]) -> None:
         assert got[id][1] == pytest.approx(logprobs, abs=1e-9)
 
 
-def count_ahead(engine: Engine) -> list[str]:
+def count_ahead(engine: RolloutEngine) -> list[str]:
     """The strategies of rounds that begin ahead."""
     seen: list[str] = []
     launch = engine._launch_ahead
@@ -81,7 +81,7 @@ def count_ahead(engine: Engine) -> list[str]:
     return seen
 
 
-def is_clean(engine: Engine) -> None:
+def is_clean(engine: RolloutEngine) -> None:
     """Nothing flies, and pages and slots are all back."""
     assert engine._flying is None and not engine._leaving and not engine.scheduler.running
     assert engine.pool.free == engine.pool.usable and len(engine.scheduler._slots) == engine.settings.max_batch

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from paceline.rollout import Sampling, sampling
-from paceline.rollout.request import Filters
+from paceline.core import Filters, SamplingParams
+from paceline.rollout import sampling
 from paceline.rollout.rows import Rows
-from paceline.rollout.sampling import SamplingRows, race
+from paceline.rollout.sampling import SamplingRows, filtered_gumbel_argmax
 
 
 def test_rows_that_pad_a_graph_are_harmless_with_filters_on():
@@ -16,7 +16,7 @@ def test_rows_that_pad_a_graph_are_harmless_with_filters_on():
     view.temperature[:3], view.top_p[:3], view.min_p[:3] = 1.0, 0.5, 0.1
     logits = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
     noise = torch.zeros_like(logits)
-    tokens, logprobs = race(logits, view, noise, Filters.SORTS)
+    tokens, logprobs = filtered_gumbel_argmax(logits, view, noise, Filters.SORTS)
     assert tokens.tolist() == logits.argmax(-1).tolist()
     assert logprobs.isfinite().all()
 
@@ -35,25 +35,27 @@ def test_rows_are_filtered_a_few_at_a_time(monkeypatch, filters):
     rows, g = some_rows(23, (3, 5)), torch.Generator().manual_seed(0)
     rows.top_p[::2], rows.top_k[::3], rows.min_p[::4] = 0.7, 9, 0.05
     logits, noise = torch.randn(23, 40, generator=g) * 3, torch.randn(23, 40, generator=g)
-    whole = race(logits, rows, noise, filters)
+    whole = filtered_gumbel_argmax(logits, rows, noise, filters)
     for at_once in (40 * 7, 1):
         monkeypatch.setattr(sampling, "AT_ONCE", at_once)
-        assert all(torch.equal(a, b) for a, b in zip(race(logits, rows, noise, filters), whole, strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(filtered_gumbel_argmax(logits, rows, noise, filters), whole, strict=True)
+        )
 
 
 def test_nothing_is_sorted_to_ban_a_token(monkeypatch):
     rows, g = some_rows(32, (3,)), torch.Generator().manual_seed(0)
     logits, noise = torch.randn(32, 40, generator=g), torch.randn(32, 40, generator=g)
     logits[:, 3] = 20.0
-    sorted_too = race(logits, rows, noise, Filters.SORTS)
+    sorted_too = filtered_gumbel_argmax(logits, rows, noise, Filters.SORTS)
     monkeypatch.setattr(torch.Tensor, "sort", None)
-    tokens, logprobs = race(logits, rows, noise, Filters.BANS)
+    tokens, logprobs = filtered_gumbel_argmax(logits, rows, noise, Filters.BANS)
     assert torch.equal(tokens, sorted_too[0]) and torch.equal(logprobs, sorted_too[1])
     assert (tokens == 3).tolist() == [False] * 16 + [True] * 16
     assert (logprobs[:16] < -10).all(), "the policy's own, before filters"
 
 
 def test_what_a_request_asks_for():
-    assert Sampling().filters == Filters.NONE and Sampling(min_tokens=2).filters == Filters.BANS
+    assert SamplingParams().filters == Filters.NONE and SamplingParams(min_tokens=2).filters == Filters.BANS
     asked = [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 5, "min_tokens": 2}]
-    assert {Sampling(**a).filters for a in asked} == {Filters.SORTS}
+    assert {SamplingParams(**a).filters for a in asked} == {Filters.SORTS}

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.draft.suffix import SuffixDrafter
+from paceline.core import Request, SamplingParams, Sequence
+from paceline.draft.suffix.drafter import SuffixDrafter
 from paceline.observe.live import guessing
-from paceline.rollout import Engine, EngineSettings, Request, Sampling
-from paceline.rollout.request import Sequence
-from paceline.rollout.stops import finish_reason, goes_on
+from paceline.rollout import EngineSettings, RolloutEngine
+from paceline.rollout.stops import continues, finish_reason
 from tests.rollout.reasoner import own_drafter, problems, reasoner
 
 
 def test_metrics_tell_what_every_round_did():
     model = reasoner()
-    engine = Engine(model, EngineSettings(max_batch=6), None, [SuffixDrafter(6, 1280), own_drafter(model)])
+    engine = RolloutEngine(model, EngineSettings(max_batch=6), None, [SuffixDrafter(6, 1280), own_drafter(model)])
     dice, rounds, guesses = random.Random(3), [], []
     engine.choose = lambda _: dice.choice(engine.strategies)
     engine.record = rounds.append
@@ -56,7 +56,7 @@ def test_metrics_tell_what_every_round_did():
 
 
 def test_a_rollout_without_guesses_has_no_acceptance():
-    engine = Engine(reasoner(), EngineSettings(max_batch=4))
+    engine = RolloutEngine(reasoner(), EngineSettings(max_batch=4))
     before = engine.stats.snapshot()
     list(engine.run(problems(4, 8)))
     metrics = engine.stats.since(before).metrics()
@@ -73,10 +73,10 @@ def test_a_rollout_without_guesses_has_no_acceptance():
     st.integers(4, 30),
 )
 def test_a_glance_never_misses_an_end(tokens, written, most, least, longest):
-    sampling = Sampling(max_tokens=most, min_tokens=min(least, most), stop_token_ids=(3, 7))
+    sampling = SamplingParams(max_tokens=most, min_tokens=min(least, most), stop_token_ids=(3, 7))
     seq = Sequence.of(Request(0, (1, 2, 3), sampling))
     seq.tokens += [0] * min(written, most - 1, max(0, longest - 4))
-    if goes_on(seq, tokens, longest):
+    if continues(seq, tokens, longest):
         for token in tokens:
             seq.tokens.append(token)
             assert finish_reason(seq, longest, None) is None

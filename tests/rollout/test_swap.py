@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import pytest
 
 from paceline.draft.strategy import Strategy
-from paceline.draft.suffix import SuffixDrafter
-from paceline.rollout import Engine, EngineSettings
-from paceline.rollout.stats import Round
+from paceline.draft.suffix.drafter import SuffixDrafter
+from paceline.rollout import EngineSettings, RolloutEngine
+from paceline.rollout.stats import RoundRecord
 
 from .reasoner import own_drafter, problems, reasoner
 
@@ -49,9 +49,9 @@ class Machine:
         self.drafter = own_drafter(model)
         self.good = copy.deepcopy(self.drafter.state_dict())
         drafters = [SuffixDrafter(BATCH, 512), self.drafter] if suffix else [self.drafter]
-        self.engine = Engine(model, EngineSettings(max_batch=BATCH, max_length=512), None, drafters)
+        self.engine = RolloutEngine(model, EngineSettings(max_batch=BATCH, max_length=512), None, drafters)
         self.engine.tuner.observe = self._in_virtual_time(self.engine.tuner.observe)
-        self.rounds: list[Round] = []
+        self.rounds: list[RoundRecord] = []
         self.engine.record = self.rounds.append
         self.engine.submit(problems(600, LONGEST, answers=2))
 
@@ -75,7 +75,7 @@ class Machine:
     def speed(self, rounds: int) -> float:
         """Run so many rounds of decoding -> tokens per virtual second, where plain decoding of the batch is 1."""
         start = len(self.rounds)
-        played: list[Round] = []
+        played: list[RoundRecord] = []
         while len(played) < rounds:
             self.engine.step()
             played = [r for r in self.rounds[start:] if r.strategy != "prefill"]

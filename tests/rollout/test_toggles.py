@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from paceline.core import Completion
+from paceline.draft.eagle.drafting import MOST_ROWS
 from paceline.draft.strategy import PLAIN, Strategy
-from paceline.rollout import Completion, Engine, EngineSettings
-from paceline.rollout.drafting import MOST_ROWS
-from paceline.rollout.stats import Round
+from paceline.rollout import EngineSettings, RolloutEngine
+from paceline.rollout.stats import RoundRecord
 
 from .reasoner import own_drafter, plainly, problems, reasoner
 from .test_exactness import collect
@@ -29,8 +30,8 @@ class Rollout:
     """What happened, counted from outside the engine."""
 
     done: dict[int, Completion]
-    engine: Engine
-    rounds: list[Round]
+    engine: RolloutEngine
+    rounds: list[RoundRecord]
     policy_passes: int
     catch_ups: list[int] = field(default_factory=list)  # for every speculative round, passes to make up what was missed
     rows: list[tuple[int, int]] = field(default_factory=list)  # of those passes, as announced and as made
@@ -43,7 +44,7 @@ def switching():
 
 
 def roll_out(model, requests, choose, batch=BATCH) -> Rollout:
-    engine = Engine(model, EngineSettings(max_batch=batch), None, [own_drafter(model)], [PLAIN, DEEP])
+    engine = RolloutEngine(model, EngineSettings(max_batch=batch), None, [own_drafter(model)], [PLAIN, DEEP])
     engine.choose = choose
     out = Rollout({}, engine, [], 0)
     neural = engine.runner.neural
@@ -61,7 +62,7 @@ def roll_out(model, requests, choose, batch=BATCH) -> Rollout:
         propose(count, strategy)
         out.rows.append((announced, made))
 
-    def note(round: Round) -> None:
+    def note(round: RoundRecord) -> None:
         nonlocal passes
         out.rounds.append(round)
         if round.strategy == str(DEEP):
@@ -78,13 +79,13 @@ def roll_out(model, requests, choose, batch=BATCH) -> Rollout:
     return out
 
 
-def accept_length(rounds: list[Round]) -> float:
+def accept_length(rounds: list[RoundRecord]) -> float:
     return sum(r.tokens for r in rounds) / sum(r.batch for r in rounds)
 
 
-def after_switching_on(rounds: list[Round]) -> list[list[Round]]:
+def after_switching_on(rounds: list[RoundRecord]) -> list[list[RoundRecord]]:
     """The speculative stretches of a rollout; prefills in between do not end one."""
-    stretches: list[list[Round]] = []
+    stretches: list[list[RoundRecord]] = []
     off = True
     for round in rounds:
         if round.strategy == "plain":
@@ -172,8 +173,8 @@ def test_what_lies_further_back_than_it_reaches_is_not_looked_at(model, requests
     off = 150
 
     def roll_out_spoiled(spoiled: bool) -> list[tuple[str, int]]:
-        engine = Engine(model, EngineSettings(max_batch=BATCH), None, [own_drafter(model)], [PLAIN, DEEP])
-        plan, rounds = itertools.chain([PLAIN] * off, itertools.repeat(DEEP)), list[Round]()
+        engine = RolloutEngine(model, EngineSettings(max_batch=BATCH), None, [own_drafter(model)], [PLAIN, DEEP])
+        plan, rounds = itertools.chain([PLAIN] * off, itertools.repeat(DEEP)), list[RoundRecord]()
         neural, propose = engine.runner.neural, engine.runner.propose
 
         def spoil_and_propose(count, strategy):

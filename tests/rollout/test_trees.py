@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.draft.strategy import PLAIN, Strategy
-from paceline.rollout import Engine, EngineSettings
+from paceline.rollout import EngineSettings, RolloutEngine
 
 from .reasoner import own_drafter, problems, reasoner
 from .test_exactness import collect
@@ -14,7 +14,7 @@ def test_more_guesses_hold_in_a_tree_and_those_that_are_left_out_are_missed_leas
 
     def tokens_per_check(words: str) -> float:
         strategy = Strategy.parse(words)
-        engine = Engine(model, EngineSettings(max_batch=32), None, [own_drafter(model)], [PLAIN, strategy])
+        engine = RolloutEngine(model, EngineSettings(max_batch=32), None, [own_drafter(model)], [PLAIN, strategy])
         engine.choose = lambda _: strategy
         collect(engine, requests)
         return engine.stats.accept_length

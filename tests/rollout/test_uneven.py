@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.draft.crowd import FEW
 from paceline.draft.strategy import Strategy
-from paceline.rollout import Engine, EngineSettings
+from paceline.rollout import EngineSettings, RolloutEngine
 
 from ..conftest import tiny_model
 from .drafters import Scripted
@@ -26,9 +26,9 @@ class ForSome(Scripted):
 
 def prospect_with(kind: type[Scripted], requests: int, rounds: int, most: int = 40):
     asked = make_requests(requests, shortest=60, stops=())
-    plain = {c.request.id: c for c in Engine(MODEL, EngineSettings()).run(asked)}
+    plain = {c.request.id: c for c in RolloutEngine(MODEL, EngineSettings()).run(asked)}
     drafter = kind("right", plain, MODEL.config.vocab_size, right=True)
-    engine = Engine(MODEL, EngineSettings(max_batch=most), None, [drafter], [Strategy.parse("right:3")])
+    engine = RolloutEngine(MODEL, EngineSettings(max_batch=most), None, [drafter], [Strategy.parse("right:3")])
     engine.choose = lambda n: Strategy.parse("right:3")
     engine.submit(asked)
     for _ in range(1 + rounds):
@@ -54,7 +54,7 @@ def test_texts_that_wait_for_a_place_are_seen():
 
 def test_the_tuner_hears_of_texts_that_end():
     asked = make_requests(6, shortest=5, stops=())
-    engine, told = Engine(MODEL, EngineSettings()), []
+    engine, told = RolloutEngine(MODEL, EngineSettings()), []
     engine.tuner.ended = told.extend
     done = list(engine.run(asked))
     assert sorted(told) == sorted(len(c.tokens) for c in done) and len(told) == 6

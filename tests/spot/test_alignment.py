@@ -14,14 +14,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.draft.neural import DrafterShape, NeuralDrafter
+from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.loss import read_sequences
+from paceline.draft.eagle.model import DrafterShape, EagleModel
+from paceline.draft.eagle.trainer import TrainSettings
 from paceline.draft.strategy import Strategy
-from paceline.draft.trainer import TrainSettings
-from paceline.draft.training import read_texts
 from paceline.model.attention import PackedAttention
 from paceline.model.decoder import Decoder
-from paceline.rollout import Engine, EngineSettings, Request, Sampling
-from paceline.spot.buffer import Sample, SpotBuffer
+from paceline.rollout import EngineSettings, RolloutEngine
+from paceline.spot.buffer import FeatureSample, SpotBuffer
 from paceline.spot.trainer import SpotSettings, SpotTrainer
 
 from ..conftest import tiny_model
@@ -70,25 +71,25 @@ def taught(**changes: object) -> Decoder:
     return model.requires_grad_(False)
 
 
-def answer(policy: Decoder, prompts: list[tuple[int, ...]], drafter: NeuralDrafter | None = None):
+def answer(policy: Decoder, prompts: list[tuple[int, ...]], drafter: EagleModel | None = None):
     """What the policy writes -> the texts, and tokens per check."""
     strategy = Strategy.parse(f"neural:{DEPTH}")
     drafting = ([drafter], [strategy]) if drafter else ((), None)
-    engine = Engine(policy, EngineSettings(max_batch=32), None, *drafting)
+    engine = RolloutEngine(policy, EngineSettings(max_batch=32), None, *drafting)
     if drafter:
         engine.choose = lambda _: strategy
-    sampling = Sampling(temperature=0.0, max_tokens=ANSWER)
+    sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER)
     done = engine.run(Request(i, p, sampling) for i, p in enumerate(prompts))
     return [[*c.request.prompt, *c.tokens] for c in done], engine.stats.accept_length
 
 
-def trained(policy: Decoder, shift: int) -> NeuralDrafter:
+def trained(policy: Decoder, shift: int) -> EagleModel:
     """A drafter that SpotTrainer has trained and published, on features that lie so many places too far on."""
-    drafter = NeuralDrafter(policy, DrafterShape(96, 32)).init_weights(0, std=0.1)
+    drafter = EagleModel(policy, DrafterShape(96, 32)).init_weights(0, std=0.1)
     buffer = SpotBuffer(2**24)
     for text in answer(policy, make_prompts(160, seed=1))[0]:
-        texts = read_texts(drafter, [(text, PROMPT)])
-        buffer.put(Sample(texts.tokens.int(), PROMPT, texts.features.roll(shift, 0), texts.hidden))
+        texts = read_sequences(drafter, [(text, PROMPT)])
+        buffer.put(FeatureSample(texts.tokens.int(), PROMPT, texts.features.roll(shift, 0), texts.hidden))
     # A clock by which steps take just the time that they may, so that they stay as large as they are.
     ticks = itertools.count()
     settings = SpotSettings(step_s=1 / 32)

@@ -8,14 +8,14 @@ from itertools import pairwise
 import pytest
 
 from paceline.spot.backoff import RARELY, VERSIONS, Backoff
-from paceline.spot.verdict import Verdict
+from paceline.spot.evaluation import Evaluation
 
 
 def judged(backoff: Backoff, *pairs: tuple[float, float]) -> list[int]:
     """Note verdicts -> after each, in one of how many steps training is due."""
     every = []
     for before, after in pairs:
-        backoff.note(Verdict(before, after, 100))
+        backoff.note(Evaluation(before, after, 100))
         every.append(backoff.every)
     return every
 
@@ -56,7 +56,7 @@ def test_when_the_published_drafter_falls_behind_every_step_is_due_again():
 def test_the_rollout_tells_between_verdicts():
     backoff = Backoff()
     for _ in range(3 * VERSIONS):
-        backoff.note(Verdict(5.0, 5.0, 100))
+        backoff.note(Evaluation(5.0, 5.0, 100))
         backoff.note_rollout(4.0)
     assert backoff.every == 8
     for length in (4.1, 3.9, 4.05, 3.85, 4.0):
@@ -80,7 +80,7 @@ def test_gains_bring_it_back_step_by_step():
 
 def test_what_says_nothing_changes_nothing():
     backoff = Backoff()
-    for verdict in (Verdict(0.0, 0.0, 0), Verdict(5.0, float("nan"), 10)):
+    for verdict in (Evaluation(0.0, 0.0, 0), Evaluation(5.0, float("nan"), 10)):
         for _ in range(10):
             backoff.note(verdict)
     assert backoff.state() == Backoff().state()

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from paceline.config import load_config
-from paceline.draft.neural import DrafterShape, NeuralDrafter
-from paceline.draft.trainer import TrainSettings
+from paceline.draft.eagle.model import DrafterShape, EagleModel
+from paceline.draft.eagle.trainer import TrainSettings
 from paceline.loop import train
-from paceline.spot.beside import BesideDecoding
 from paceline.spot.buffer import SpotBuffer
+from paceline.spot.overlap import OverlappedTraining
 from paceline.spot.trainer import SpotTrainer, lay_out
 
 from ..draft.test_training import counting_policy
@@ -24,14 +24,14 @@ SETTINGS = TrainSettings(lr=5e-3, runs=3, warmup=1)
 
 
 def make(answers: int = 60, device: str = "cpu") -> SpotTrainer:
-    drafter = NeuralDrafter(counting_policy().to(device), DrafterShape(64, 32)).init_weights(0, std=0.1)
+    drafter = EagleModel(counting_policy().to(device), DrafterShape(64, 32)).init_weights(0, std=0.1)
     buffer = SpotBuffer(2**24)
     for sample in counted(drafter, answers):
         buffer.put(sample)
     return SpotTrainer(drafter, buffer, SETTINGS)
 
 
-def poll_until(beside: BesideDecoding, steps: int) -> None:
+def poll_until(beside: OverlappedTraining, steps: int) -> None:
     while beside.spell.steps < steps:
         beside.poll()
         time.sleep(random.random() / 1000)  # a round of decoding
@@ -40,7 +40,7 @@ def poll_until(beside: BesideDecoding, steps: int) -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_it_is_the_training_that_would_be_made_in_one_go(device):
     alone, other = make(device=device), make(device=device)
-    beside = BesideDecoding(other)
+    beside = OverlappedTraining(other)
     beside.start()
     poll_until(beside, 12)
     spell = beside.stop()
@@ -54,7 +54,7 @@ def test_it_is_the_training_that_would_be_made_in_one_go(device):
 
 
 def test_it_stops_within_a_step_and_starts_again():
-    beside = BesideDecoding(make())
+    beside = OverlappedTraining(make())
     beside.start()
     poll_until(beside, 3)
     before = beside.spell.steps
@@ -69,7 +69,7 @@ def test_it_stops_within_a_step_and_starts_again():
 
 @pytest.mark.parametrize(("due", "waiting", "trains"), [(True, 0, True), (False, 0, False), (True, 1, False)])
 def test_it_trains_beside_the_last_requests_only(due, waiting, trains):
-    beside = BesideDecoding(make())
+    beside = OverlappedTraining(make())
     beside.start(due)
     for left in (16, 16, 9, 5):
         beside.after_round(left, waiting)
@@ -81,7 +81,7 @@ def test_it_trains_beside_the_last_requests_only(due, waiting, trains):
 
 
 def test_nothing_to_learn_from():
-    beside = BesideDecoding(make(0))
+    beside = OverlappedTraining(make(0))
     beside.start()
     for _ in range(5):
         beside.poll()

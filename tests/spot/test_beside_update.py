@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from paceline.config import load_config
-from paceline.draft.neural import NeuralDrafter, load_drafter
-from paceline.draft.training import read_texts
+from paceline.draft.eagle.loss import read_sequences
+from paceline.draft.eagle.model import EagleModel, load_drafter
 from paceline.errors import UserError
-from paceline.loop import Trainer, train
+from paceline.loop import TrainLoop, train
 from paceline.run import Run
 from paceline.spot.trainer import lay_out
 
@@ -25,8 +25,8 @@ WORDS = [
 @pytest.mark.parametrize("guesses", ["all tokens", "some"])
 def test_a_drafter_that_begins_untrained_learns_and_goes_on_after_a_resume(tmp_path, monkeypatch, guesses):
     if guesses == "some":
-        monkeypatch.setattr("paceline.draft.vocabulary.LARGE", 100)
-        monkeypatch.setattr("paceline.draft.vocabulary.GUESSABLE", 100)
+        monkeypatch.setattr("paceline.draft.eagle.vocabulary.LARGE", 100)
+        monkeypatch.setattr("paceline.draft.eagle.vocabulary.GUESSABLE", 100)
     config = load_config(None, [*WORDS, f"run_dir={tmp_path / 'run'}"])
     run, rows = train(config)
     told = [row for row in rows if "drafter/expected_accept_after" in row]  # a busy machine may skip a version
@@ -43,20 +43,20 @@ def test_a_drafter_that_begins_untrained_learns_and_goes_on_after_a_resume(tmp_p
 
     newest = run.newest_checkpoint()
     assert newest and (newest / "drafter" / "config.json").is_file(), "beside the policy, where `auto` finds it"
-    resumed = Trainer(run.config, Run.open(run.folder))
+    resumed = TrainLoop(run.config, Run.open(run.folder))
     assert resumed.progress.drafter_version == versions[-1]
     worker = resumed.cluster.transport.worker
     trained = load_drafter(newest / "drafter", worker.model)
     assert torch.equal(worker.neural.fc, trained.fc)
     assert (trained.vocab is None) == (guesses == "all tokens")
-    untrained = NeuralDrafter(worker.model, trained.shape).init_weights(config.seed)
+    untrained = EagleModel(worker.model, trained.shape).init_weights(config.seed)
     resumed.close()
     assert not torch.equal(trained.fc, untrained.fc)
 
 
 def test_the_learner_shows_what_the_policy_thought_before_the_update(tmp_path):
     config = load_config(None, [*WORDS, "rollout.prompts=2", f"run_dir={tmp_path / 'run'}", "model.dtype=float64"])
-    trainer = Trainer(config, Run.create(config))
+    trainer = TrainLoop(config, Run.create(config))
     try:
         seen = {}
         worker = trainer.cluster.transport.worker
@@ -65,7 +65,7 @@ def test_the_learner_shows_what_the_policy_thought_before_the_update(tmp_path):
         def note(answers, step, scores):
             for a in answers:
                 tokens = [*a.prompt, *a.tokens]
-                seen[tuple(tokens)] = read_texts(spot.trainer.drafter, [(tokens, len(a.prompt))])
+                seen[tuple(tokens)] = read_sequences(spot.trainer.drafter, [(tokens, len(a.prompt))])
             return teach(answers, step, scores)
 
         worker.teach = note
@@ -89,7 +89,7 @@ def test_there_must_be_a_drafter_to_train(tmp_path, words):
 
 def test_training_backs_off_and_a_resumed_run_remembers_it(tmp_path):
     config = load_config(None, [*WORDS, "spot.share=0.1", f"run_dir={tmp_path / 'run'}"])
-    trainer = Trainer(config, Run.create(config))
+    trainer = TrainLoop(config, Run.create(config))
     try:
         trainer.versions.backoff.every = 2
         trained = [trainer.step()["drafter/steps"] > 0 for _ in range(3)]
@@ -97,6 +97,6 @@ def test_training_backs_off_and_a_resumed_run_remembers_it(tmp_path):
     finally:
         trainer.close()
     assert trained == [True, False, True]
-    resumed = Trainer(config, Run.open(tmp_path / "run"))
+    resumed = TrainLoop(config, Run.open(tmp_path / "run"))
     resumed.close()
     assert resumed.versions.backoff.state() == trainer.versions.backoff.state()

@@ -11,9 +11,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from paceline.draft.training import batches
+from paceline.draft.eagle.loss import batches
 from paceline.errors import UserError
-from paceline.spot.buffer import HELD_OUT, Sample, SpotBuffer
+from paceline.spot.buffer import HELD_OUT, FeatureSample, SpotBuffer
 
 WIDTH = 4
 EACH = 4 + 4 * 3 * WIDTH + 4 * WIDTH  # bytes per token in float32
@@ -30,9 +30,9 @@ def tokens_of(length: int, held_out: bool = False) -> torch.Tensor:
     raise AssertionError
 
 
-def answer(length: int, prompt: int = 3, mark: float = 0.0, held_out: bool = False) -> Sample:
+def answer(length: int, prompt: int = 3, mark: float = 0.0, held_out: bool = False) -> FeatureSample:
     features = torch.full((length, 3 * WIDTH), mark)
-    return Sample(tokens_of(length, held_out), prompt, features, torch.full((length, WIDTH), mark))
+    return FeatureSample(tokens_of(length, held_out), prompt, features, torch.full((length, WIDTH), mark))
 
 
 def lengths(buffer: SpotBuffer) -> list[int]:
@@ -197,7 +197,7 @@ def test_at_the_size_of_a_7b_the_longest_are_kept_and_nothing_is_copied_in_vain(
         assert real_bytes(buffer) + (place.bytes if place else 0) <= buffer.max_bytes, "before the copy, too"
         if place is None:  # what cannot be copied, for there is nothing there
             features, hidden = (torch.empty(len(tokens), n * HIDDEN, device="meta") for n in (TAPS, 1))
-            assert not buffer.put(Sample(tokens, 50, features.bfloat16(), hidden.bfloat16()))
+            assert not buffer.put(FeatureSample(tokens, 50, features.bfloat16(), hidden.bfloat16()))
             continue
         buffer.fill(place, *thoughts(len(tokens)))
         assert real_bytes(buffer) == buffer.bytes <= buffer.max_bytes

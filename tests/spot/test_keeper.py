@@ -7,18 +7,18 @@ import threading
 import pytest
 import torch
 
-import paceline.spot.keeper as keeper
+import paceline.spot.writer as keeper
 from paceline.config import load_config
-from paceline.draft.neural import DrafterShape, NeuralDrafter, load_drafter
+from paceline.draft.eagle.model import DrafterShape, EagleModel, load_drafter
 from paceline.loop import train
-from paceline.spot.keeper import Keeper
+from paceline.spot.writer import DrafterWriter
 
 from ..conftest import tiny_model
 
 
 @pytest.fixture
-def drafter() -> NeuralDrafter:
-    return NeuralDrafter(tiny_model(dtype=torch.float32), DrafterShape(64, 32)).init_weights(0)
+def drafter() -> EagleModel:
+    return EagleModel(tiny_model(dtype=torch.float32), DrafterShape(64, 32)).init_weights(0)
 
 
 def test_the_newest_is_kept_as_it_was_when_it_was_handed_over(tmp_path, drafter, monkeypatch):
@@ -29,7 +29,7 @@ def test_the_newest_is_kept_as_it_was_when_it_was_handed_over(tmp_path, drafter,
         write(files, folder)
 
     monkeypatch.setattr(keeper, "write_files", slow)
-    kept = Keeper(tmp_path / "drafter")
+    kept = DrafterWriter(tmp_path / "drafter")
     first = drafter.fc.clone()
     assert kept.keep(drafter), "it returns while the file is not there yet"
     assert not (tmp_path / "drafter").exists()
@@ -46,7 +46,7 @@ def test_the_newest_is_kept_as_it_was_when_it_was_handed_over(tmp_path, drafter,
 
 def test_what_cannot_be_written_is_said(tmp_path, drafter):
     (tmp_path / "drafter").write_text("a file where a folder should be")
-    kept = Keeper(tmp_path / "drafter")
+    kept = DrafterWriter(tmp_path / "drafter")
     kept.keep(drafter)
     with pytest.raises(OSError, match="drafter"):
         kept.wait()
@@ -54,7 +54,7 @@ def test_what_cannot_be_written_is_said(tmp_path, drafter):
 
 def test_what_cannot_be_written_last_is_told_when_the_process_ends(tmp_path, drafter, capsys):
     (tmp_path / "drafter").write_text("a file where a folder should be")
-    kept = Keeper(tmp_path / "drafter")
+    kept = DrafterWriter(tmp_path / "drafter")
     kept.keep(drafter)
     kept.close()
     assert "could not be written" in capsys.readouterr().err
@@ -70,7 +70,7 @@ def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(tmp_path, drafte
         write(files, folder)
 
     monkeypatch.setattr(keeper, "write_files", stuck)
-    kept = Keeper(tmp_path / "drafter", deadline_s=0.05)
+    kept = DrafterWriter(tmp_path / "drafter", deadline_s=0.05)
     kept.keep(drafter)
     for _ in range(2):
         with pytest.raises(TimeoutError, match="not written"):

@@ -9,9 +9,9 @@ import torch
 
 import paceline.spot.learning as learning
 from paceline.config import SpotConfig
-from paceline.draft.neural import DrafterShape, NeuralDrafter
-from paceline.draft.training import expected_accept_length, read_texts
-from paceline.spot.buffer import Sample, SpotBuffer
+from paceline.draft.eagle.loss import expected_accept_length, read_sequences
+from paceline.draft.eagle.model import DrafterShape, EagleModel
+from paceline.spot.buffer import FeatureSample, SpotBuffer
 from paceline.spot.learning import DrafterLearning
 from paceline.spot.trainer import SpotSettings, SpotTrainer, cut, excerpt, lay_out
 
@@ -29,7 +29,7 @@ def text(length: int, seed: int) -> list[int]:
 
 def make(tokens: int, when: str) -> DrafterLearning:
     """With room for so many tokens, an eighth of it for what is held out."""
-    drafter = NeuralDrafter(tiny_model(dtype=torch.float32), DrafterShape(64, 16)).init_weights(0)
+    drafter = EagleModel(tiny_model(dtype=torch.float32), DrafterShape(64, 16)).init_weights(0)
     config = SpotConfig(when=when, buffer_mb=tokens * EACH / 2**20)
     return DrafterLearning(drafter, config, seed=0)
 
@@ -38,13 +38,13 @@ def make(tokens: int, when: str) -> DrafterLearning:
 def read(monkeypatch) -> list[int]:
     """Lengths of what the policy was run over."""
     lengths: list[int] = []
-    real = learning.read_texts
+    real = learning.read_sequences
 
     def note(drafter, texts):
         lengths.extend(len(tokens) for tokens, _ in texts)
         return real(drafter, texts)
 
-    monkeypatch.setattr(learning, "read_texts", note)
+    monkeypatch.setattr(learning, "read_sequences", note)
     return lengths
 
 
@@ -67,7 +67,7 @@ def test_only_what_is_kept_is_read(read):
     kept = sorted(len(s) for s in samples if not s.held_out)
     assert kept[-5] > 180, "of answers of 30 to 207 tokens; what is left over goes to a shorter one"
     for sample in samples:
-        wanted = read_texts(spot.trainer.drafter, [(sample.tokens.tolist(), 5)])
+        wanted = read_sequences(spot.trainer.drafter, [(sample.tokens.tolist(), 5)])
         torch.testing.assert_close(sample.features, wanted.features)
         torch.testing.assert_close(sample.hidden, wanted.hidden)
 
@@ -84,7 +84,7 @@ def test_of_what_is_kept_in_part_only_that_is_read(read):
 def shown(spot: DrafterLearning, texts, answers) -> None:
     """As the learner shows what it has run the policy over."""
     for i in answers:
-        got = read_texts(spot.trainer.drafter, [texts[i]])
+        got = read_sequences(spot.trainer.drafter, [texts[i]])
         spot.watch(i, got.tokens, got.features, got.hidden)
 
 
@@ -121,9 +121,11 @@ def test_an_update_that_is_made_again_keeps_nothing_twice():
     assert spot.buffer.bytes == sum(s.bytes for s in spot.buffer.samples), "and no room is left for the one that went"
 
 
-def sample(length: int, prompt: int) -> Sample:
+def sample(length: int, prompt: int) -> FeatureSample:
     numbers = torch.arange(length)
-    return Sample(numbers.int(), prompt, numbers[:, None] * torch.ones(1, 6), numbers[:, None] * torch.ones(1, 2))
+    return FeatureSample(
+        numbers.int(), prompt, numbers[:, None] * torch.ones(1, 6), numbers[:, None] * torch.ones(1, 2)
+    )
 
 
 @pytest.mark.parametrize(("length", "prompt"), [(900, 10), (900, 600), (129, 128), (131, 4), (128, 4), (4000, 2000)])
@@ -150,14 +152,14 @@ def test_drafters_are_judged_by_parts_of_long_answers():
 
 
 def test_an_answer_longer_than_all_that_is_judged_is_judged_by_a_part():
-    drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
+    drafter = EagleModel(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
     buffer = SpotBuffer(2**24)
     spot = SpotTrainer(drafter, buffer, settings=SpotSettings(judge_tokens=240))
     for start in range(48):
         tokens = [(start + i) % 48 for i in range(250)]
-        got = read_texts(drafter, [(tokens, 4)])
+        got = read_sequences(drafter, [(tokens, 4)])
         buffer.begin_again()
-        buffer.put(Sample(got.tokens.int(), 4, got.features, got.hidden))
+        buffer.put(FeatureSample(got.tokens.int(), 4, got.features, got.hidden))
         if buffer.samples[0].held_out:
             break
     verdict = spot.judge()
@@ -166,9 +168,9 @@ def test_an_answer_longer_than_all_that_is_judged_is_judged_by_a_part():
 
 def test_a_piece_is_judged_as_the_same_tokens_of_the_whole():
     """Where they lie in the text is nothing that a drafter knows; its window is all that it sees."""
-    drafter = NeuralDrafter(tiny_model(dtype=torch.float64), DrafterShape(64, 16)).init_weights(0, std=0.1)
-    got = read_texts(drafter, [(text(300, 0), 5)])
-    whole = Sample(got.tokens.int(), 5, got.features, got.hidden)
+    drafter = EagleModel(tiny_model(dtype=torch.float64), DrafterShape(64, 16)).init_weights(0, std=0.1)
+    got = read_sequences(drafter, [(text(300, 0), 5)])
+    whole = FeatureSample(got.tokens.int(), 5, got.features, got.hidden)
     late, piece = lay_out([whole]), lay_out([whole.part(120, 200, 2)])
     late.learn &= (late.place >= 150) & (late.place < 199)
     piece.learn &= piece.place >= 30

@@ -8,12 +8,12 @@ import math
 import pytest
 import torch
 
-from paceline.draft.neural import DrafterShape, NeuralDrafter
-from paceline.draft.trainer import TrainSettings
+from paceline.draft.eagle.model import DrafterShape, EagleModel
+from paceline.draft.eagle.trainer import TrainSettings
 from paceline.spot.buffer import SpotBuffer
+from paceline.spot.evaluation import Evaluation, overall
 from paceline.spot.merge import contribution, merged, summed
 from paceline.spot.trainer import SpotTrainer
-from paceline.spot.verdict import Verdict, overall
 
 from ..draft.test_training import counting_policy
 from .test_trainer import FAST, counted, rounds
@@ -22,7 +22,7 @@ from .test_trainer import FAST, counted, rounds
 def make_worker(seed: int, answers: int = 40, training: TrainSettings = FAST) -> SpotTrainer:
     """Workers begin with the same drafter and see answers of their own. By their clocks a step takes the time that it
     may, so that the sizes of steps do not depend on the machine."""
-    drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
+    drafter = EagleModel(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
     buffer = SpotBuffer(2**24)
     for sample in counted(drafter, answers, seed):
         buffer.put(sample)
@@ -37,10 +37,10 @@ def everything(worker: SpotTrainer) -> list[torch.Tensor]:
     return [t.detach().clone() for t in (*published, *training, *worker.weights, *moments)]
 
 
-def merge(workers: list[SpotTrainer]) -> Verdict:
+def merge(workers: list[SpotTrainer]) -> Evaluation:
     """The whole of it, as it is done with an all-reduce."""
     candidate = merged(summed(contribution(w) for w in workers))
-    verdict = overall(w.judge_candidate(candidate) for w in workers) if candidate else Verdict(0.0, 0.0, 0)
+    verdict = overall(w.judge_candidate(candidate) for w in workers) if candidate else Evaluation(0.0, 0.0, 0)
     for worker in workers:
         worker.adopt(candidate if verdict.better else None)
     return verdict
@@ -115,7 +115,7 @@ def test_what_is_not_finite_is_refused():
     assert merged(total) is None
     assert broken.publish() is None and broken.version == 0 and broken.tokens == 0
     assert bool(broken.weights[0].isfinite().all()), "it is back at the last version"
-    assert not Verdict(4.0, math.nan, 10).better
+    assert not Evaluation(4.0, math.nan, 10).better
 
 
 def test_verdicts_of_workers_add_up_to_one_over_all_their_answers():
@@ -126,7 +126,7 @@ def test_verdicts_of_workers_add_up_to_one_over_all_their_answers():
     for sample in one.buffer.samples:
         two.buffer.put(sample)
     whole = two.judge_candidate(candidate)
-    assert overall([*parts, Verdict(0.0, 0.0, 0)]) == pytest.approx(whole) and whole.tokens > parts[1].tokens
+    assert overall([*parts, Evaluation(0.0, 0.0, 0)]) == pytest.approx(whole) and whole.tokens > parts[1].tokens
     assert overall([]) == (0.0, 0.0, 0) and not overall([]).better
 
 
@@ -142,7 +142,7 @@ def test_with_nothing_to_judge_by_training_goes_on():
 def test_in_bfloat16_all_workers_guess_with_the_same_weights():
     policy, workers = counting_policy().to(torch.bfloat16), []
     for seed in (1, 2):
-        drafter = NeuralDrafter(policy, DrafterShape(64, 32)).init_weights(0, std=0.1)
+        drafter = EagleModel(policy, DrafterShape(64, 32)).init_weights(0, std=0.1)
         worker = SpotTrainer(drafter, SpotBuffer(2**20), FAST)
         torch.manual_seed(seed)
         worker.weights[0].add_(torch.randn_like(worker.weights[0]))  # as training would

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.draft.neural import DrafterShape, NeuralDrafter, load_drafter, save_drafter
-from paceline.draft.trainer import DrafterTrainer, TrainSettings
-from paceline.draft.training import read_texts
+from paceline.draft.eagle.loss import read_sequences
+from paceline.draft.eagle.model import DrafterShape, EagleModel, load_drafter, save_drafter
+from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
 from paceline.errors import UserError
 from paceline.spot.buffer import SpotBuffer
 from paceline.spot.state import load_training, save_training
@@ -29,7 +29,7 @@ def ticking():
     return lambda: next(ticks) / 32
 
 
-def make_spot(drafter: NeuralDrafter, seed: int = 5) -> SpotTrainer:
+def make_spot(drafter: EagleModel, seed: int = 5) -> SpotTrainer:
     return SpotTrainer(drafter, SpotBuffer(2**24), SLOW, seed=seed, clock=ticking())
 
 
@@ -49,7 +49,7 @@ def through_files(spot: SpotTrainer, folder):
 
 @pytest.mark.parametrize("published", [True, False])
 def test_the_same_weights_with_and_without_an_interruption(tmp_path, published):
-    drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
+    drafter = EagleModel(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
     spot = make_spot(drafter)
     fill(spot, 1)
     spot.train(rounds(7))
@@ -77,7 +77,7 @@ def test_the_same_weights_with_and_without_an_interruption(tmp_path, published):
 
 
 def test_before_the_first_step_there_is_a_state_too(tmp_path):
-    drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
+    drafter = EagleModel(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
     spot, again = make_spot(drafter), make_spot(drafter)
     again.load(*through_files(spot, tmp_path))
     for each in (spot, again):
@@ -87,9 +87,9 @@ def test_before_the_first_step_there_is_a_state_too(tmp_path):
 
 
 def test_loading_forgets_what_was_trained_before():
-    drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
+    drafter = EagleModel(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
     fresh, used = DrafterTrainer(drafter, SLOW), DrafterTrainer(drafter, SLOW)
-    texts = read_texts(drafter, [([(i % 48) for i in range(40)], 4)])
+    texts = read_sequences(drafter, [([(i % 48) for i in range(40)], 4)])
     used.step(texts)
     used.load(*fresh.state())
     fresh.step(texts)
@@ -109,7 +109,7 @@ def test_loading_forgets_what_was_trained_before():
     ],
 )
 def test_damaged_values_are_refused_with_a_sentence(tmp_path, change, says):
-    drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0)
+    drafter = EagleModel(counting_policy(), DrafterShape(64, 32)).init_weights(0)
     save_training(make_spot(drafter), tmp_path)
     load_training(make_spot(drafter), tmp_path)
     values = json.loads((tmp_path / "training.json").read_text())
@@ -121,7 +121,7 @@ def test_damaged_values_are_refused_with_a_sentence(tmp_path, change, says):
 
 @pytest.mark.parametrize("damage", ["not finite", "another shape", "not JSON"])
 def test_damaged_training_is_refused_with_a_sentence(tmp_path, damage):
-    drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0)
+    drafter = EagleModel(counting_policy(), DrafterShape(64, 32)).init_weights(0)
     spot = make_spot(drafter)
     fill(spot, 1)
     spot.train(rounds(1))
@@ -139,7 +139,7 @@ def test_damaged_training_is_refused_with_a_sentence(tmp_path, damage):
 
 
 def test_the_state_of_another_drafter_is_refused():
-    drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0)
-    wider = NeuralDrafter(counting_policy(), DrafterShape(96, 32)).init_weights(0)
+    drafter = EagleModel(counting_policy(), DrafterShape(64, 32)).init_weights(0)
+    wider = EagleModel(counting_policy(), DrafterShape(96, 32)).init_weights(0)
     with pytest.raises(ValueError, match=r"layer\.gate_up has shape"):
         make_spot(drafter).load(*make_spot(wider).state())

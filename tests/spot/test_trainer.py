@@ -6,10 +6,10 @@ import random
 import pytest
 import torch
 
-from paceline.draft.neural import DrafterShape, NeuralDrafter
-from paceline.draft.trainer import TrainSettings
-from paceline.draft.training import expected_accept_length, read_texts
-from paceline.spot.buffer import Sample, SpotBuffer
+from paceline.draft.eagle.loss import expected_accept_length, read_sequences
+from paceline.draft.eagle.model import DrafterShape, EagleModel
+from paceline.draft.eagle.trainer import TrainSettings
+from paceline.spot.buffer import FeatureSample, SpotBuffer
 from paceline.spot.trainer import SpotSettings, SpotTrainer, lay_out
 
 from ..draft.test_training import counting_policy
@@ -17,19 +17,19 @@ from ..draft.test_training import counting_policy
 FAST = TrainSettings(lr=5e-3, runs=3, warmup=1)
 
 
-def counted(drafter: NeuralDrafter, count: int, seed: int = 0, prompt: int = 4):
+def counted(drafter: EagleModel, count: int, seed: int = 0, prompt: int = 4):
     """Answers of a policy that counts, with its features."""
     dice = random.Random(seed)
     for _ in range(count):
         start, length = dice.randrange(48), dice.randint(12, 40)
         tokens = [(start + i) % 48 for i in range(length)]
-        texts = read_texts(drafter, [(tokens, prompt)])
-        yield Sample(texts.tokens.int(), prompt, texts.features, texts.hidden)
+        texts = read_sequences(drafter, [(tokens, prompt)])
+        yield FeatureSample(texts.tokens.int(), prompt, texts.features, texts.hidden)
 
 
 @pytest.fixture
 def spot() -> SpotTrainer:
-    drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
+    drafter = EagleModel(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
     buffer = SpotBuffer(2**24)
     for sample in counted(drafter, 60):
         buffer.put(sample)
@@ -44,7 +44,7 @@ def rounds(count: int):
 
 def test_what_the_buffer_gives_back_is_what_the_policy_thought(spot):
     samples = spot.buffer.samples[:5]
-    again = read_texts(spot.drafter, [(s.tokens.tolist(), s.prompt) for s in samples])
+    again = read_sequences(spot.drafter, [(s.tokens.tolist(), s.prompt) for s in samples])
     texts = lay_out(samples)
     for name in ("tokens", "place", "features", "hidden", "learn"):
         torch.testing.assert_close(getattr(texts, name), getattr(again, name))
@@ -71,7 +71,7 @@ def test_training_does_not_touch_the_drafter_that_guesses(spot):
 
 
 def test_a_worse_drafter_is_not_published():
-    drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
+    drafter = EagleModel(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
     buffer = SpotBuffer(2**24)
     for sample in counted(drafter, 60):
         buffer.put(sample)
@@ -98,7 +98,7 @@ def test_a_loss_that_is_not_finite_is_thrown_away(spot):
 
 def test_with_a_reduced_vocabulary_training_sees_the_head_that_the_policy_has_now():
     policy, vocab = counting_policy(), torch.arange(0, 48, 2)
-    drafter = NeuralDrafter(policy, DrafterShape(64, 32), vocab).init_weights(0, std=0.1)
+    drafter = EagleModel(policy, DrafterShape(64, 32), vocab).init_weights(0, std=0.1)
     spot = SpotTrainer(drafter, SpotBuffer(2**24), FAST)
     for sample in counted(drafter, 20):
         spot.buffer.put(sample)
@@ -109,7 +109,7 @@ def test_with_a_reduced_vocabulary_training_sees_the_head_that_the_policy_has_no
 
 
 def test_nothing_to_learn_from_ends_training_at_once():
-    drafter = NeuralDrafter(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
+    drafter = EagleModel(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
     spell = SpotTrainer(drafter, SpotBuffer(2**20), FAST).train(lambda: True)
     assert spell.steps == 0 and spell.seconds == 0
 

@@ -13,7 +13,7 @@ from paceline.errors import UserError
 from paceline.library.trainer import Trainer
 from paceline.tasks import make_task
 from paceline.tasks.datasets import DataSet
-from paceline.tasks.rewards import judge, load_reward
+from paceline.tasks.rewards import compute_rewards, load_reward
 from paceline.tasks.tasks import choose_style
 
 TRL_ROWS = [{"prompt": f"What is {i}+1?", "answer": str(i + 1), "kind": "sum"} for i in range(7)]
@@ -100,8 +100,8 @@ def test_gym_tasks_by_name():
     assert sample.prompt[0]["role"] == "user" and sample == gym.sample(4)
     reward = load_reward("gym")
     answer = sample.columns["entry"]["answer"]
-    assert judge([reward], sample, f"so <answer>{answer}</answer>", []) == {"gym": 1.0}
-    assert judge([reward], sample, "<answer>no idea</answer>", [])["gym"] < 1
+    assert compute_rewards([reward], sample, f"so <answer>{answer}</answer>", []) == {"gym": 1.0}
+    assert compute_rewards([reward], sample, "<answer>no idea</answer>", [])["gym"] < 1
 
 
 def test_unknown_gym_task_names_close_ones():

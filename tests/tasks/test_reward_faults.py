@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core import Sample
 from paceline.errors import UserError
 from paceline.process.guard import descendants
-from paceline.tasks.judge import Judge
-from paceline.tasks.sample import Sample
+from paceline.tasks.reward_pool import RewardPool
 
 from ..processes import gone
 from ..test_cli import QUICK, here
@@ -102,7 +102,7 @@ def file(tmp_path_factory):
 
 
 def verdicts(name, texts, **settings):
-    judge = Judge([(name, 1.0)], **settings)
+    judge = RewardPool([(name, 1.0)], **settings)
     try:
         judge.ready()
         for ticket, text in enumerate(texts):
@@ -165,7 +165,7 @@ def test_answers_of_a_megabyte(file, name):
 
 
 def test_one_that_dies_again_and_again_stops_the_run(file):
-    judge = Judge([(f"{file}:length", 1.0)], timeout_s=60)
+    judge = RewardPool([(f"{file}:length", 1.0)], timeout_s=60)
     try:
         judge.ready()
         with pytest.raises(UserError, match="times in a row"):

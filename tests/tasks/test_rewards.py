@@ -6,10 +6,10 @@ import textwrap
 
 import pytest
 
+from paceline.core import Sample
 from paceline.errors import UserError
-from paceline.tasks.judge import Judge
+from paceline.tasks.reward_pool import RewardPool
 from paceline.tasks.rewards import load_reward, total
-from paceline.tasks.sample import Sample
 
 SAMPLE = Sample(3, "2+2?", {"answer": "4", "ground_truth": "4", "data_source": "sums", "extra_info": {"hint": 1}})
 CHAT = Sample(4, [{"role": "user", "content": "2+2?"}], SAMPLE.columns)
@@ -91,7 +91,7 @@ def collected(judge):
 
 
 def verdicts(functions, texts, sample=SAMPLE, **settings):
-    judge = Judge(functions, **settings)
+    judge = RewardPool(functions, **settings)
     try:
         judge.ready()
         for i, text in enumerate(texts):
@@ -160,7 +160,7 @@ def test_a_lost_process_costs_one_answer(file, name, problem):
 
 
 def test_a_process_that_ended_before_it_was_asked_costs_nothing(file):
-    judge = Judge([(f"{file}:exits", 1.0)], workers=1, timeout_s=60)
+    judge = RewardPool([(f"{file}:exits", 1.0)], workers=1, timeout_s=60)
     try:
         judge.ready()
         judge._processes[0].child.process.kill()
@@ -173,7 +173,7 @@ def test_a_process_that_ended_before_it_was_asked_costs_nothing(file):
 
 
 def test_more_answers_for_a_process_that_is_ending(file):
-    judge = Judge([(f"{file}:exits", 1.0)], workers=1, timeout_s=60)
+    judge = RewardPool([(f"{file}:exits", 1.0)], workers=1, timeout_s=60)
     try:
         judge.ready()
         judge.submit(0, SAMPLE, "slow", [1])
@@ -210,7 +210,7 @@ def test_rewards_that_cannot_be_used_are_said_before_the_run(file, name, problem
 
 def test_rewards_run_beside_the_caller(file):
     """Handing in an answer does not wait for its verdict."""
-    judge = Judge([(f"{file}:hangs", 1.0)], timeout_s=30)
+    judge = RewardPool([(f"{file}:hangs", 1.0)], timeout_s=30)
     judge.ready()
     judge.submit(0, SAMPLE, "slow", [])
     judge.submit(1, SAMPLE, "ok", [])

@@ -13,21 +13,32 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.coordinator import Assign, Done, Joined, Load, Lost, Order, Release, Report, Step, Train, decide
-from paceline.cluster.messages import Alive, Call, Failed, Post, Ready, Returned, Way, Wrote
-from paceline.cluster.peers import Meeting, Store
+from paceline.cluster.coordinator import (
+    Assign,
+    Done,
+    Joined,
+    Load,
+    Lost,
+    Order,
+    Release,
+    Report,
+    RolloutState,
+    Train,
+    decide,
+)
+from paceline.cluster.messages import Alive, Call, Failed, Ready, Returned, RolloutMode, RolloutProgress, WorkerSpec
+from paceline.cluster.peers import Rendezvous, Store
 from paceline.cluster.serve import LOADING
 from paceline.cluster.transport import Transport
-from paceline.cluster.worker import Outcome, Shares
+from paceline.cluster.worker import RolloutOutcome, Shares
 from paceline.config import Config
+from paceline.core import Completion, Request, Trajectory
 from paceline.errors import RunError, UserError, WorkerFailed
 from paceline.learn.learner import Score, mean_metrics
-from paceline.learn.packing import Answer
 from paceline.learn.shards import Holders, deal, place, sources
-from paceline.rollout import Completion, Request
 from paceline.rollout.differences import Difference
-from paceline.spot.trainer import Spell
-from paceline.spot.verdict import Verdict
+from paceline.spot.evaluation import Evaluation
+from paceline.spot.trainer import TrainingStats
 
 PATIENCE = 5.0  # seconds in which the loss of a worker that others have noticed is known here
 WAITING = 1.5  # times cluster.timeout_s: for one that waits for others, whose own deadline is cluster.timeout_s
@@ -56,7 +67,7 @@ class Cluster:
         self,
         config: Config,
         transport: Transport,
-        post: Callable[[int, int], Post],
+        post: Callable[[int, int], WorkerSpec],
         note: Callable[[str], None],
         backend: str = "gloo",
         on_error: Callable[[str, str], object] = lambda where, trace: None,
@@ -142,12 +153,12 @@ class Cluster:
     # Rollout
 
     def rollout(
-        self, step: int, requests: Sequence[Request], expected: dict[int, float], way: Way, train: bool
+        self, step: int, requests: Sequence[Request], expected: dict[int, float], way: RolloutMode, train: bool
     ) -> Iterator[list[Completion]]:
         """Answers as they are finished, some at a time or none. With `train`, whoever has nothing to decode trains the
         drafter until the last answer is in."""
         self.admit()
-        books = Step(len(self._lives), expected, self.config.rollout.samples)
+        books = RolloutState(len(self._lives), expected, self.config.rollout.samples)
         by_id = {request.id: request for request in requests}
         tokens = [0] * len(self._lives)
         self.decisions, self.tokens = [], 0
@@ -162,7 +173,7 @@ class Cluster:
                 return
             done: list[Completion] = []
             for report in self._listen(POLL, [w for w, d in enumerate(books.desks) if d.holds or d.training]):
-                if not isinstance(report, Wrote):
+                if not isinstance(report, RolloutProgress):
                     books.take(report)
                     continue
                 for completion in report.completions:
@@ -185,7 +196,7 @@ class Cluster:
         else:
             self._send(order.worker, "train" if isinstance(order, Train) else "stop")
 
-    def end(self) -> dict[int, Outcome]:
+    def end(self) -> dict[int, RolloutOutcome]:
         """What the rollout came to, worker by worker."""
         return self._all("end")
 
@@ -202,7 +213,7 @@ class Cluster:
 
     # Learning
 
-    def update(self, answers: list[Answer], step: int) -> dict[str, float]:
+    def update(self, answers: list[Trajectory], step: int) -> dict[str, float]:
         """One step of learning, by all together."""
         scores = self._scores(answers)
         done, updates, work = next(iter(self._all("teach", lambda: (answers, step, scores)).values()))
@@ -215,7 +226,7 @@ class Cluster:
         self.updating = False
         return mean_metrics(metrics)
 
-    def _scores(self, answers: list[Answer]) -> list[Score]:
+    def _scores(self, answers: list[Trajectory]) -> list[Score]:
         scores = [Score(None, None)] * len(answers)
         c = self.config.learn
         if c.epochs * c.minibatches == 1 and not c.kl_coef:
@@ -234,15 +245,15 @@ class Cluster:
 
     # The drafter
 
-    def spend(self, seconds: float) -> Spell:
+    def spend(self, seconds: float) -> TrainingStats:
         """Have everybody train the drafter for so long -> what was trained since the rollout began."""
         spells = list(self._all("spend", lambda: (seconds,)).values())
         return sum(spells[1:], spells[0])
 
-    def merge(self) -> Verdict | None:
+    def merge(self) -> Evaluation | None:
         """Make the next version from the drafters of all that trained; all take it if it is not worse. None if nobody
         trained, or if there is nothing to judge by: then training goes on, and the next time decides."""
-        verdict: Verdict | None = next(iter(self._all("merge").values()))
+        verdict: Evaluation | None = next(iter(self._all("merge").values()))
         if verdict is None or not verdict.tokens:
             return None
         self._all("settle", lambda: (verdict,))
@@ -340,7 +351,7 @@ class Cluster:
         self._meetings += 1
         port = self._store.port if self._store else 0
         c = self.config.cluster
-        meeting = Meeting(self.transport.host, port, self._meetings, members, self._backend, c.timeout_s)
+        meeting = Rendezvous(self.transport.host, port, self._meetings, members, self._backend, c.timeout_s)
         self._each(dict.fromkeys(members, ("join", (meeting, newcomers, before))))
         self.members = self._circle = members
         self._holders = place(len(self._lives), members)

@@ -1,8 +1,8 @@
 """Who decodes what, and who trains the drafter meanwhile.
 
 Workers report, the coordinator decides. Its books say which requests each worker holds; what a worker is doing follows
-from them. `decide` is a pure function of the books: it gives orders with their reasons, and changes nothing. `Step`
-keeps the books of one rollout: it takes reports and notes orders.
+from them. `decide` is a pure function of the books: it gives orders with their reasons, and changes nothing.
+`RolloutState` keeps the books of one rollout: it takes reports and notes orders.
 
 A request is always in one place: waiting for a worker, held by one, or done. A worker that is lost gives back what it
 held, and whatever its former life still says is not believed, because each life of a worker has a number. Moving a
@@ -44,7 +44,7 @@ class Load(Report):
 
 
 @dataclass(frozen=True)
-class Gave(Report):
+class Released(Report):
     """In reply to `Release`: requests that it will not begin. There may be fewer than were asked for, or none."""
 
     requests: tuple[int, ...]
@@ -92,7 +92,7 @@ class Stop(Order):
 
 
 @dataclass
-class Desk:
+class WorkerState:
     """What the books say about a worker."""
 
     life: int = 0
@@ -111,14 +111,14 @@ class Desk:
         return Status.TRAINING if self.training else Status.IDLE
 
 
-class Step:
+class RolloutState:
     """The books of one rollout."""
 
     def __init__(self, workers: int, expected: dict[int, float], group: int = 1):
         """`expected` is how long each request's answer may become: they are dealt so that workers end together. Those
         of a `group`, whose numbers are neighbours, have the same prompt and stay together if they can."""
         self.expected, self.group = expected, group
-        self.desks = [Desk() for _ in range(workers)]
+        self.desks = [WorkerState() for _ in range(workers)]
         self.free = set(expected)  # held by nobody
         self.done: set[int] = set()
 
@@ -130,7 +130,7 @@ class Step:
             if report.life < desk.life or (report.life == desk.life and not (isinstance(report, Lost) and desk.alive)):
                 return False
             self.free |= desk.holds
-            self.desks[report.worker] = Desk(report.life, alive=isinstance(report, Joined))
+            self.desks[report.worker] = WorkerState(report.life, alive=isinstance(report, Joined))
             return True
         if not desk.alive or report.life != desk.life:
             return False
@@ -140,7 +140,7 @@ class Step:
             self.done.add(report.request)
         elif isinstance(report, Load):
             desk.waiting = min(report.waiting, len(desk.holds))
-        elif isinstance(report, Gave):
+        elif isinstance(report, Released):
             desk.asked = None
             desk.holds -= set(report.requests)
             self.free |= set(report.requests)
@@ -166,7 +166,7 @@ class Step:
         return len(self.done) == len(self.expected) and not any(d.training for d in self.desks)
 
 
-def decide(step: Step, train: bool = True) -> list[Order]:
+def decide(step: RolloutState, train: bool = True) -> list[Order]:
     """What to do now. `train` is whether there is a drafter to train and something to learn from."""
     if len(step.done) == len(step.expected):
         return [Stop(w, "the last answer is in") for w, d in _with(step, Status.TRAINING)]
@@ -190,7 +190,7 @@ def decide(step: Step, train: bool = True) -> list[Order]:
     return orders
 
 
-def _deal(step: Step) -> list[Order]:
+def _deal(step: RolloutState) -> list[Order]:
     """Give requests that nobody holds to the living: the longest first, each to whom has least to write. A group
     goes as one while there are enough groups for everybody."""
     living = [w for w, d in enumerate(step.desks) if d.alive]
@@ -210,5 +210,5 @@ def _deal(step: Step) -> list[Order]:
     return [Assign(w, f"{len(ids)} requests without a worker", tuple(ids)) for w, ids in sorted(shares.items())]
 
 
-def _with(step: Step, *status: Status) -> Iterable[tuple[int, Desk]]:
+def _with(step: RolloutState, *status: Status) -> Iterable[tuple[int, WorkerState]]:
     return [(w, d) for w, d in enumerate(step.desks) if d.status in status]

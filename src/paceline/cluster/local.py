@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cluster.coordinator import Lost, Report
-from paceline.cluster.messages import Call, Post
+from paceline.cluster.messages import Call, WorkerSpec
 from paceline.config import Config
 from paceline.process.child import Child, Ended, Mailbox
 
 
 @dataclass(frozen=True)
 class _Local:
-    post: Post
+    post: WorkerSpec
     child: Child
 
 
@@ -34,7 +34,7 @@ class LocalProcesses:
         self._workers: dict[int, _Local] = {}
         self._mailbox = Mailbox()
 
-    def start(self, post: Post) -> None:
+    def start(self, post: WorkerSpec) -> None:
         if post.number in self._workers:
             self._workers.pop(post.number).child.close()
         threads = {"OMP_NUM_THREADS": str(post.threads)} if post.threads else {}

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from paceline.build import choose_device
 from paceline.cluster.cluster import Cluster
 from paceline.cluster.local import LocalProcesses, my_cores
-from paceline.cluster.messages import Post
+from paceline.cluster.messages import WorkerSpec
 from paceline.cluster.transport import InProcess, Transport
 from paceline.config import Config
 from paceline.errors import UserError
 from paceline.run import Run
+from paceline.setup.build import choose_device
 
 LOG = "workers.log"
 
@@ -39,12 +39,12 @@ def make_cluster(config: Config, run: Run, note: Callable[[str], None]) -> Clust
     if threads is None and devices[0] == "cpu" and c.workers > 1:  # more threads than cores would only wait in turns
         threads = max(1, len(cores[0]) or transport.cores // c.workers)
 
-    def post(worker: int, life: int) -> Post:
+    def post(worker: int, life: int) -> WorkerSpec:
         state = run.newest_checkpoint()
         state = state and state.resolve()  # actors have a working directory of their own
         model = Path(config.model.path)
         local = config.model.path != "embedded" and model.is_dir()
-        return Post(
+        return WorkerSpec(
             worker,
             life,
             c.workers,

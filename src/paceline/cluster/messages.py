@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.cluster.coordinator import Report
-from paceline.rollout import Completion
+from paceline.core import Completion
 
 
 @dataclass(frozen=True)
-class Post:
+class WorkerSpec:
     """Where a worker works and what it begins with."""
 
     number: int
@@ -49,7 +49,7 @@ class Ready(Report):
 
 
 @dataclass(frozen=True)
-class Wrote(Report):
+class RolloutProgress(Report):
     """How decoding goes."""
 
     completions: tuple[Completion, ...]
@@ -92,7 +92,7 @@ class Failed(Report):
 
 
 @dataclass(frozen=True)
-class Way:
+class RolloutMode:
     """How a rollout is made."""
 
     engine: Literal["adaptive", "plain", "twin"] = "adaptive"

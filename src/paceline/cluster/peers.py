@@ -49,7 +49,7 @@ class PeerLost(Exception):
         self.unreachable = unreachable
 
 
-class _NoWay(RuntimeError):
+class _Unreachable(RuntimeError):
     """Somebody cannot reach somebody, and the message says who."""
 
     def __init__(self, message: str, unreachable: tuple[int, ...]):
@@ -58,7 +58,7 @@ class _NoWay(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where and for what workers meet."""
 
     host: str
@@ -94,7 +94,7 @@ class Store:
 
 
 class Peers:
-    def __init__(self, meeting: Meeting, me: int, waiting: Callable[[], None] = lambda: None):
+    def __init__(self, meeting: Rendezvous, me: int, waiting: Callable[[], None] = lambda: None):
         """`waiting` is called before anything in which others are waited for. Takes `meeting.timeout_s` at most, and
         twice `PROBE_S` more to find out who could not be reached."""
         self.members, self.me, self.waiting = meeting.members, me, waiting
@@ -120,7 +120,7 @@ class Peers:
     def _lost(self, err: Exception, addresses: dict[int, Address]) -> PeerLost:
         """Leave the circle, so that those who wait for this worker notice too: not all wait for the lost one itself."""
         self.close()
-        if isinstance(err, _NoWay):
+        if isinstance(err, _Unreachable):
             return PeerLost(str(err), err.unreachable)
         sentence, unreachable = _find_unreachable(self.me, addresses)
         return PeerLost(f"{sentence}: {_first_line(err)}" if sentence else _first_line(err), unreachable)
@@ -178,7 +178,7 @@ class Peers:
 class _Joining:
     """One worker's way into a circle, from the meeting point to connections with all others."""
 
-    def __init__(self, meeting: Meeting, me: int):
+    def __init__(self, meeting: Rendezvous, me: int):
         self.meeting, self.me = meeting, me
         self.addresses: dict[int, Address] = {}
         self._deadline = time.monotonic() + meeting.timeout_s
@@ -228,7 +228,7 @@ class _Joining:
         mine, unreachable = _find_unreachable(self.me, self.addresses)
         sentences = [sentence for sentence in self._ask_all("unreachable", mine).values() if sentence]
         if sentences:  # those that it concerns say it themselves
-            raise _NoWay(mine or "others cannot reach each other", unreachable)
+            raise _Unreachable(mine or "others cannot reach each other", unreachable)
 
     def _ask_all(self, what: str, mine: str) -> dict[int, str]:
         """What each member says to the question, this one `mine`."""

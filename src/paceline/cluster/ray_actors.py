@@ -19,9 +19,9 @@ from typing import Any
 from paceline.cluster.addresses import why_unreachable
 from paceline.cluster.coordinator import Lost, Report
 from paceline.cluster.deadline import within
-from paceline.cluster.messages import Call, Failed, Post
+from paceline.cluster.messages import Call, Failed, WorkerSpec
 from paceline.cluster.ray_cluster import choose_ray_device, connect, first_line, import_ray, parse_address
-from paceline.cluster.ray_places import Places
+from paceline.cluster.ray_placement import Placement
 from paceline.cluster.ray_worker import Actor
 from paceline.config import Config
 from paceline.errors import RunError, UserError
@@ -49,7 +49,7 @@ class RayActors:
         self.host = "127.0.0.1" if alone else ray.util.get_node_ip_address()
         self.cores = int(ray.cluster_resources().get("CPU", 1))
         self._actors: dict[int, Any] = {}
-        self._posts: dict[int, Post] = {}
+        self._posts: dict[int, WorkerSpec] = {}
         self._sent: dict[int, int] = {}  # calls to the present life of each
         self._asked: dict[Any, tuple[int, int]] = {}  # open questions -> worker and life
         self._where: dict[int, Any] = {}
@@ -60,7 +60,7 @@ class RayActors:
         self._gcs = parse_address(ray.get_runtime_context().gcs_address)
         try:
             gpus = 1 / config.cluster.workers_per_gpu if choose_ray_device(config) == "cuda" else 0
-            self._places = Places(ray, config.cluster.workers, gpus)
+            self._places = Placement(ray, config.cluster.workers, gpus)
         except BaseException:
             self._leave()
             raise
@@ -72,7 +72,7 @@ class RayActors:
 
     # The driver's side
 
-    def start(self, post: Post) -> None:
+    def start(self, post: WorkerSpec) -> None:
         with self._lock:
             self._posts[post.number] = post
             self._sent[post.number] = 0
@@ -144,7 +144,7 @@ class RayActors:
             finally:
                 self._busy_since = None
 
-    def _create(self, post: Post) -> None:
+    def _create(self, post: WorkerSpec) -> None:
         if (post.number, post.life) in self._lost:
             return
         before = self._actors.get(post.number)
@@ -158,7 +158,7 @@ class RayActors:
             self._where[post.number] = actor.where.remote()
             self._asked[actor.reports.remote()] = (post.number, post.life)
 
-    def _call(self, post: Post, number: int, call: Call) -> None:
+    def _call(self, post: WorkerSpec, number: int, call: Call) -> None:
         if self._posts[post.number].life == post.life and post.number in self._actors:
             self._actors[post.number].call.remote(number, call)
 

@@ -10,7 +10,7 @@ import time
 import traceback
 
 from paceline.cluster.coordinator import Report
-from paceline.cluster.messages import Call, Failed, Post
+from paceline.cluster.messages import Call, Failed, WorkerSpec
 from paceline.config import Config
 
 PATIENCE = 10.0  # seconds for which an actor holds on to a question when it has nothing to say
@@ -18,7 +18,7 @@ ORPHAN_S = 2.0  # seconds between looks for the parent
 
 
 class Actor:
-    def __init__(self, config: Config, post: Post):
+    def __init__(self, config: Config, post: WorkerSpec):
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._early: dict[int, Call] = {}
         self._next, self._order = 0, threading.Lock()
@@ -27,7 +27,7 @@ class Actor:
         self._thread = threading.Thread(target=self._serve, args=(config, post), daemon=True)
         self._thread.start()
 
-    def _serve(self, config: Config, post: Post) -> None:
+    def _serve(self, config: Config, post: WorkerSpec) -> None:
         try:
             from paceline.cluster.serve import serve
 

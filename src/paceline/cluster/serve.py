@@ -12,7 +12,7 @@ from collections.abc import Callable
 from safetensors import SafetensorError
 
 from paceline.cluster.coordinator import Report
-from paceline.cluster.messages import Call, Failed, Post, Returned
+from paceline.cluster.messages import Call, Failed, Returned, WorkerSpec
 from paceline.cluster.peers import PeerLost
 from paceline.cluster.worker import Worker
 from paceline.config import Config
@@ -24,7 +24,7 @@ LOADING = "loading"
 WRITES = ("save", "settle")  # calls that write what a run keeps
 
 
-def serve(config: Config, post: Post, inbox: Inbox, tell: Callable[[Report], None]) -> None:
+def serve(config: Config, post: WorkerSpec, inbox: Inbox, tell: Callable[[Report], None]) -> None:
     try:
         worker = Worker(config, post, tell)
     except Exception as err:  # noqa: BLE001 (it is told to the driver, which ends the run)
@@ -52,7 +52,7 @@ def serve(config: Config, post: Post, inbox: Inbox, tell: Callable[[Report], Non
             tell(Returned(post.number, post.life, number, value))
 
 
-def failure(post: Post, call: int | None, doing: str, err: Exception) -> Failed:
+def failure(post: WorkerSpec, call: int | None, doing: str, err: Exception) -> Failed:
     """What the driver is told of an exception; called where it is handled."""
     unreachable: tuple[int, ...] = getattr(err, "unreachable", ())
     sentence = str(err).strip().partition("\n")[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from paceline.cluster.coordinator import Report
-from paceline.cluster.messages import Call, Post, Returned
+from paceline.cluster.messages import Call, Returned, WorkerSpec
 from paceline.cluster.worker import Worker
 from paceline.config import Config
 
@@ -16,7 +16,7 @@ class Transport(Protocol):
     cores: int
     """CPU cores that the workers share."""
 
-    def start(self, post: Post) -> None:
+    def start(self, post: WorkerSpec) -> None:
         """Begin a new life of a worker, which will say that it is ready."""
 
     def send(self, worker: int, call: Call) -> None:
@@ -46,7 +46,7 @@ class InProcess:
         self._reports: list[Report] = []
         self.worker: Worker | None = None
 
-    def start(self, post: Post) -> None:
+    def start(self, post: WorkerSpec) -> None:
         self.worker = Worker(self._config, post, self._reports.append)
         self._reports.append(self.worker.ready())
 

@@ -12,31 +12,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.build import DRAFTER, make_drafter, make_engine
-from paceline.cluster.coordinator import Gave, Report
-from paceline.cluster.messages import Alive, Post, Ready, Way, Wrote
-from paceline.cluster.peers import Meeting, Peers
+from paceline.cluster.coordinator import Released, Report
+from paceline.cluster.messages import Alive, Ready, RolloutMode, RolloutProgress, WorkerSpec
+from paceline.cluster.peers import Peers, Rendezvous
 from paceline.config import Config
-from paceline.draft.neural import save_drafter
+from paceline.core import Completion, Request, Trajectory
+from paceline.draft.eagle.model import save_drafter
 from paceline.errors import UserError
-from paceline.learn.learner import Learner, Lesson, Score, Sums
-from paceline.learn.packing import Answer
+from paceline.learn.learner import Learner, Score, Sums, UpdateBatch
 from paceline.learn.shards import Holders, make_slots, place
 from paceline.learn.state import load_learner, save_learner
 from paceline.model import load_model, save_model
 from paceline.model.tokenizer import load_tokenizer
 from paceline.observe.rounds import RoundLog
 from paceline.observe.timeline import IDLE, TRAIN, Span
-from paceline.rollout import Completion, Engine, Request
+from paceline.rollout import RolloutEngine
 from paceline.rollout.differences import Difference, explain
-from paceline.rollout.stats import EngineStats, Round
-from paceline.spot.beside import BesideDecoding
-from paceline.spot.keeper import Keeper
+from paceline.rollout.stats import EngineStats, RoundRecord
+from paceline.setup.build import DRAFTER, make_drafter, make_engine
+from paceline.spot.evaluation import Evaluation
 from paceline.spot.learning import DrafterLearning, when_to_train
 from paceline.spot.merge import contribution, merged
+from paceline.spot.overlap import OverlappedTraining
 from paceline.spot.state import load_training, save_training
-from paceline.spot.trainer import Spell
-from paceline.spot.verdict import Verdict
+from paceline.spot.trainer import TrainingStats
+from paceline.spot.writer import DrafterWriter
 
 SILENCE = 0.1  # seconds after which a worker that is at work says so
 SHORT = 1e-3  # seconds: what took less is not worth a span
@@ -45,20 +45,20 @@ Shares = dict[int, list[int]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RolloutOutcome:
     """What a rollout came to on one worker."""
 
     spans: list[Span]
     stats: EngineStats
-    rounds: list[Round]
-    spell: Spell
+    rounds: list[RoundRecord]
+    spell: TrainingStats
     explored_s: float
     """Seconds that went to strategies that are not the best known, of"""
     tuned_s: float
 
 
 class Worker:
-    def __init__(self, config: Config, post: Post, tell: Callable[[Report], None]):
+    def __init__(self, config: Config, post: WorkerSpec, tell: Callable[[Report], None]):
         self.config, self.post, self.tell = config, post, tell
         if post.threads:
             torch.set_num_threads(post.threads)
@@ -68,7 +68,7 @@ class Worker:
         self.model = load_model(post.source, config.model.dtype, device)
         sizes = {name: p.numel() for name, p in self.model.named_parameters()}
         self.slots = make_slots(sizes, post.workers)
-        self.peers = Peers(Meeting("", 0, 0, (post.number,), "", 0.0), post.number)
+        self.peers = Peers(Rendezvous("", 0, 0, (post.number,), "", 0.0), post.number)
         self.holders = place(post.workers, range(post.workers))
         self.learner = Learner(self.model, config, self._held())
         self.learner.on_batch = self._still_there
@@ -78,19 +78,19 @@ class Worker:
         # Only stop texts need a tokenizer here, and it takes seconds to load.
         self._decode = load_tokenizer(post.source).decode if config.rollout.stop else None
         self.neural = make_drafter(self.model, config, drafter)
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, RolloutEngine] = {}
         self.adaptive = self.engine = self._engine("adaptive")
-        self._beside: BesideDecoding | None = None
+        self._beside: OverlappedTraining | None = None
         self.spot = self._make_spot()
         self.training = False
         self._failed = False
-        self._lesson: Lesson | None = None
+        self._lesson: UpdateBatch | None = None
         self._sums = Sums()
         self._learned: dict[str, float] = {}
         self._candidate: list[Tensor] | None = None
-        self._keeper = Keeper(post.run / DRAFTER) if post.run and self.spot else None
+        self._keeper = DrafterWriter(post.run / DRAFTER) if post.run and self.spot else None
         self._spans: list[Span] = []
-        self._rounds: list[Round] = []
+        self._rounds: list[RoundRecord] = []
         self._logs: dict[str, RoundLog] = {}
         self._way = "adaptive"
         self._step, self._doing = 0, (IDLE, time.time())
@@ -125,7 +125,7 @@ class Worker:
         seed = self.config.seed + self.post.number
         spot = DrafterLearning(neural, config, seed, self.post.workers, warm)
         if spot.in_tail and self.post.workers == 1 and self.model.device.type == "cuda":
-            self._beside = BesideDecoding(spot.trainer)
+            self._beside = OverlappedTraining(spot.trainer)
         self.learner.watch = spot.watch
         self.learner.wants = spot.wants
         if self.post.state is not None:
@@ -134,7 +134,7 @@ class Worker:
 
     # Rollout
 
-    def _engine(self, name: str) -> Engine:
+    def _engine(self, name: str) -> RolloutEngine:
         if name not in self._engines:
             config = self.config
             if name == "plain":
@@ -143,7 +143,7 @@ class Worker:
             self._engines[name] = make_engine(self.model, config, self._decode, self.neural, self.post.sharing)
         return self._engines[name]
 
-    def begin(self, step: int, way: Way, train: bool = False) -> None:
+    def begin(self, step: int, way: RolloutMode, train: bool = False) -> None:
         """A rollout begins. With `train`, a worker alone on its GPU trains the drafter beside the last answers."""
         self.engine = self._engine(way.engine)
         self.engine.clear()
@@ -164,8 +164,8 @@ class Worker:
     def _add_span(self, span: Span) -> None:
         self._spans.append(span)
 
-    def _recorder(self, log: RoundLog) -> Callable[[Round], None]:
-        def record(round: Round) -> None:
+    def _recorder(self, log: RoundLog) -> Callable[[RoundRecord], None]:
+        def record(round: RoundRecord) -> None:
             log(round)
             self._rounds.append(round)
 
@@ -178,7 +178,7 @@ class Worker:
         self.engine.submit(requests)
 
     def release(self, count: int) -> None:
-        self.tell(Gave(*self._me, tuple(self.engine.release(count))))
+        self.tell(Released(*self._me, tuple(self.engine.release(count))))
         if not self.engine.unfinished:
             self._now_doing(IDLE)
 
@@ -227,7 +227,7 @@ class Worker:
         if done or now > self._word:
             self._word = now + SILENCE
             written = self.engine.stats.decoded_tokens - self._before.decoded_tokens
-            self.tell(Wrote(*self._me, tuple(done), self.engine.waiting, written))
+            self.tell(RolloutProgress(*self._me, tuple(done), self.engine.waiting, written))
         if not self.engine.unfinished:
             self._now_doing(IDLE)
 
@@ -246,18 +246,18 @@ class Worker:
             self._add_span(Span(self.post.number, name, since, now - since, self._step, {}))
         self._doing = (what or "", now)
 
-    def end(self) -> Outcome:
+    def end(self) -> RolloutOutcome:
         """The rollout is over."""
         self._now_doing(None)
         self._logs[self._way].end()
         stats = self.engine.stats.since(self._before)
         if self.spot and self._beside:
             self.spot.spell += self._beside.stop()
-        spell = self.spot.spell if self.spot else Spell()
+        spell = self.spot.spell if self.spot else TrainingStats()
         tuner = self.engine.tuner
         tuned = (tuner.explored - self._tuner_before[0], tuner.seconds - self._tuner_before[1])
         self.engine = self.adaptive
-        return Outcome(self._spans, stats, self._rounds, spell, *tuned)
+        return RolloutOutcome(self._spans, stats, self._rounds, spell, *tuned)
 
     def clear(self) -> None:
         """Drop every request: the rollout will not be finished."""
@@ -271,11 +271,13 @@ class Worker:
 
     # Learning
 
-    def score(self, answers: list[Answer], shares: Shares) -> list[Score]:
+    def score(self, answers: list[Trajectory], shares: Shares) -> list[Score]:
         scores = self.learner.score(answers, shares[self.post.number])
         return [Score(*(t if t is None else t.cpu() for t in score)) for score in scores]
 
-    def teach(self, answers: list[Answer], step: int, scores: list[Score]) -> tuple[int, list[list[int]], list[int]]:
+    def teach(
+        self, answers: list[Trajectory], step: int, scores: list[Score]
+    ) -> tuple[int, list[list[int]], list[int]]:
         """Here is what was learned from -> updates made so far, which answers each of the coming ones takes, and what
         each answer costs."""
         self._lesson = self.learner.lesson(answers, step, scores)
@@ -310,13 +312,13 @@ class Worker:
 
     # The drafter
 
-    def spend(self, seconds: float) -> Spell:
+    def spend(self, seconds: float) -> TrainingStats:
         """Train the drafter for so long."""
         assert self.spot is not None
         self.spot.spend(seconds)
         return self.spot.spell
 
-    def merge(self) -> Verdict | None:
+    def merge(self) -> Evaluation | None:
         """Make the next drafter from those of all that trained, and judge it -> None if nobody did. Can be repeated."""
         assert self.spot is not None
         parts = contribution(self.spot.trainer)
@@ -331,9 +333,9 @@ class Worker:
         seen = torch.tensor([before * tokens, after * tokens, tokens], dtype=torch.float64)
         self.peers.sum([seen])
         before, after, tokens = seen.tolist()
-        return Verdict(before / max(tokens, 1), after / max(tokens, 1), int(tokens))
+        return Evaluation(before / max(tokens, 1), after / max(tokens, 1), int(tokens))
 
-    def settle(self, verdict: Verdict) -> None:
+    def settle(self, verdict: Evaluation) -> None:
         """Take the drafter that was made, or not. Can be repeated."""
         assert self.spot is not None
         if self._candidate is not None:
@@ -345,7 +347,7 @@ class Worker:
 
     # Coming, going, keeping
 
-    def join(self, meeting: Meeting, newcomers: tuple[int, ...], before: list[Holders]) -> None:
+    def join(self, meeting: Rendezvous, newcomers: tuple[int, ...], before: list[Holders]) -> None:
         """Form a circle with others. Newcomers get all that the others have; each slot of the optimizer's state gets
         to whoever is to hold it from one that does, as `before` says. Can be repeated."""
         self.peers.close()

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from paceline.errors import UserError
-from paceline.reading import shorten
+from paceline.files.reading import shorten
 
 TREE_ROWS = 512  # most tokens of all texts that are checked as trees: beyond, computing is what costs, and chains win
 MAX_NODES = 63  # a tree's visibility is a 64-bit mask, whose first bit is the token that was written last

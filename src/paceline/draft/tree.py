@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.kernels.accept import count_accepted
 from paceline.kernels.constants import constant
-from paceline.kernels.landing import agreed
 from paceline.kernels.paged_attention import chain_tree
 
 
@@ -50,7 +50,7 @@ def walk(
     Returns how many guesses hold, int64 [B], and the members on the way down, int64 [B, depth + 1]; behind the last
     one that holds the way is meaningless. `usable` [B, T] is false for members that had no place in the cache."""
     if shape.lineage is None:
-        return agreed(guesses, winners, usable), shape.depth
+        return count_accepted(guesses, winners, usable), shape.depth
     assert parents is not None
     right = (guesses == winners.gather(1, parents.long())) & usable[:, 1:]
     right = torch.cat((torch.ones_like(right[:, :1]), right), 1)

@@ -14,18 +14,18 @@ from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from paceline.build import choose_device
 from paceline.config import load_config
-from paceline.draft.eagle3 import read_eagle3
-from paceline.draft.neural import WEIGHTS, load_drafter
+from paceline.draft.eagle.checkpoint import read_eagle3
+from paceline.draft.eagle.model import WEIGHTS, load_drafter
 from paceline.errors import RunError, UserError
+from paceline.files.reading import inside
 from paceline.integrations.export_card import Measured, describe_task, digest, drafter_card, policy_card
 from paceline.integrations.export_formats import FORMATS, gather, make_files
 from paceline.integrations.export_source import Source, find_source
 from paceline.model.checkpoint import EMBEDDED, check_model, find_model, load_model, read_config
 from paceline.model.tokenizer import load_tokenizer, read_generation
 from paceline.model.weights import INDEX, read_index, read_weights, weight_files
-from paceline.reading import inside
+from paceline.setup.build import choose_device
 
 TEMPERATURES = (0.0, 0.6, 1.0)
 
@@ -91,7 +91,7 @@ def export_command(what: str, out: Path, policy: bool, **options: Any) -> None:
 
 def _measure(source: Source, drafter: Path, prompts: int, depth: int, settings: list[str]) -> Measured:
     """Answer prompts of the run's task with what was just written."""
-    from paceline.draft_commands import examine
+    from paceline.commands.draft import examine
 
     policy_path = str(source.policy)
     model = "embedded" if source.policy == EMBEDDED else policy_path

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import Config
-from paceline.integrations.export_formats import Drafter
+from paceline.integrations.export_formats import ExportedDrafter
 from paceline.integrations.export_source import Source
 from paceline.model.weights import weight_files
 from paceline.observe.metrics import read_lines
@@ -43,7 +43,7 @@ def digest(folder: Path) -> str:
     return sha.hexdigest()
 
 
-def drafter_card(source: Source, d: Drafter, form: str, out: Path, measured: Measured | None, sha: str) -> str:
+def drafter_card(source: Source, d: ExportedDrafter, form: str, out: Path, measured: Measured | None, sha: str) -> str:
     c, window = d.policy, d.config["paceline"]["window"]
     guessable = "every token" if not d.maps else f"{d.config['draft_vocab_size']:,} of {c.vocab_size:,} tokens"
     head = "of its own" if d.config["paceline"]["head"] == "own" else "the policy's"
@@ -135,7 +135,7 @@ def _accept_length(source: Source, measured: Measured | None) -> list[str]:
     return ["Not measured: `paceline export --measure` does it."]
 
 
-def _training(source: Source, d: Drafter) -> list[str]:
+def _training(source: Source, d: ExportedDrafter) -> list[str]:
     lines = []
     known = d.config["paceline"].get("trained")
     if known:
@@ -154,7 +154,7 @@ def _training(source: Source, d: Drafter) -> list[str]:
     return lines or ["Not recorded."]
 
 
-def _serving(d: Drafter, form: str, out: Path) -> list[str]:
+def _serving(d: ExportedDrafter, form: str, out: Path) -> list[str]:
     window = d.window
     if form == "vllm":
         spec = f'{{"method": "eagle3", "model": "{out}", "num_speculative_tokens": {d.depth}}}'

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.draft.eagle3 import Eagle3, make_config, vocabulary_maps
+from paceline.draft.eagle.checkpoint import Eagle3, make_config, vocabulary_maps
 from paceline.errors import UserError
 from paceline.model.checkpoint import check_model
 from paceline.model.config import FAMILIES, DecoderConfig
@@ -24,7 +24,7 @@ SPECULATORS = "0.9.0"  # the version of the library that reads this form
 
 
 @dataclass
-class Drafter:
+class ExportedDrafter:
     """What all formats are made of."""
 
     policy: DecoderConfig
@@ -60,7 +60,7 @@ class Drafter:
 Files = tuple[dict[str, Any], dict[str, Tensor]]
 
 
-def gather(found: Eagle3, folder: Path, policy: DecoderConfig, policy_name: str, depth: int) -> Drafter:
+def gather(found: Eagle3, folder: Path, policy: DecoderConfig, policy_name: str, depth: int) -> ExportedDrafter:
     """Check that the drafter fits the policy in this folder, and bring together what belongs to it."""
     found.check(policy)
     dtype = found.tensors["fc.weight"].dtype if "fc.weight" in found.tensors else torch.float32
@@ -81,25 +81,25 @@ def gather(found: Eagle3, folder: Path, policy: DecoderConfig, policy_name: str,
         config["paceline"]["trained"] = found.own["trained"]
     tensors = found.tensors | ({} if own is None else {"lm_head.weight": own})
     maps = {} if found.vocab is None else vocabulary_maps(found.vocab, policy.vocab_size)
-    return Drafter(policy, policy_name, depth, config, tensors, maps, rows)
+    return ExportedDrafter(policy, policy_name, depth, config, tensors, maps, rows)
 
 
-def make_files(drafter: Drafter, form: str) -> Files:
+def make_files(drafter: ExportedDrafter, form: str) -> Files:
     """config.json and tensors in one of `FORMATS`."""
     return {"vllm": _vllm, "sglang": _sglang, "speculators": _speculators, "paceline": _paceline}[form](drafter)
 
 
-def _paceline(d: Drafter) -> Files:
+def _paceline(d: ExportedDrafter) -> Files:
     return d.config, d.all_tensors(head=False)
 
 
-def _vllm(d: Drafter) -> Files:
+def _vllm(d: ExportedDrafter) -> Files:
     """vLLM takes the policy's head where the drafter brings none, and honours a window."""
     layers = {"eagle_aux_hidden_state_layer_ids": d.taps, "norm_before_residual": False}
     return d.config | layers | _window(d), d.all_tensors(head=False)
 
 
-def _sglang(d: Drafter) -> Files:
+def _sglang(d: ExportedDrafter) -> Files:
     """SGLang names the layers whose output it takes, and shares the head if `draft_vocab_size` is null. The window is
     told on its command line."""
     if d.taps[0] == 0:
@@ -113,7 +113,7 @@ def _sglang(d: Drafter) -> Files:
     return d.config | sizes | {"eagle_config": layers}, d.all_tensors(head=False)
 
 
-def _speculators(d: Drafter) -> Files:
+def _speculators(d: ExportedDrafter) -> Files:
     """The layer's sizes are nested, the layer has a number, and the head is always there."""
     own = ("architectures", "draft_vocab_size", "paceline")
     layer = {name: value for name, value in d.config.items() if name not in own} | _window(d)
@@ -146,7 +146,7 @@ def _speculators(d: Drafter) -> Files:
     return config, tensors
 
 
-def _window(d: Drafter) -> dict[str, Any]:
+def _window(d: ExportedDrafter) -> dict[str, Any]:
     return {} if d.window is None else {"sliding_window": d.window, "layer_types": ["sliding_attention"]}
 
 

@@ -22,18 +22,17 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from paceline.build import DRAFTER, find_drafter
 from paceline.config import Config, config_from, setting_names
-from paceline.draft.neural import NeuralDrafter, load_drafter, new_drafter
-from paceline.draft.vocabulary import choose_tokens
+from paceline.core import Completion, Request, mix_seed
+from paceline.draft.eagle.model import EagleModel, load_drafter, new_drafter
+from paceline.draft.eagle.vocabulary import choose_tokens
 from paceline.errors import UserError
-from paceline.integrations.companion import STATE, Companion, read_state
 from paceline.integrations.mirror import Mirror, base_model
+from paceline.integrations.sidecar import STATE, SideCar, read_state
 from paceline.integrations.trl_settings import check_trainer, choose_dtype, make_sampling
 from paceline.model import Decoder
-from paceline.rollout import Completion, Request
 from paceline.rollout.stats import EngineStats
-from paceline.tasks.sample import mix_seed
+from paceline.setup.build import DRAFTER, find_drafter
 
 try:
     from trl import GRPOTrainer  # noqa: F401 (whoever has no TRL should hear of it here)
@@ -80,7 +79,7 @@ class PacelineRollout(TrainerCallback):
             raise UserError(f"{resume} is no checkpoint to resume from: it has no {FOLDER}/{STATE}")
         self._trainer: Any = None
         self._mirror: Mirror | None = None
-        self._companion: Companion | None = None
+        self._companion: SideCar | None = None
         self._requests = {"train": 0, "eval": 0}
         self._step_began = time.perf_counter()
 
@@ -145,7 +144,7 @@ class PacelineRollout(TrainerCallback):
 
     # The model and the drafter
 
-    def _prepare(self, trainer: Any) -> Companion:
+    def _prepare(self, trainer: Any) -> SideCar:
         """All that is needed, with the trainer's present weights."""
         if trainer is not self._trainer or self._mirror is None or self._companion is None:
             check_trainer(trainer)
@@ -173,7 +172,7 @@ class PacelineRollout(TrainerCallback):
         neural, warm = self._make_drafter(decoder, config, model, trained)
         spot = config.spot.model_copy(update=self._spot(warm))
         decode = functools.partial(trainer.processing_class.decode, skip_special_tokens=True)
-        self._companion = Companion(decoder, config.model_copy(update={"spot": spot}), decode, neural, warm)
+        self._companion = SideCar(decoder, config.model_copy(update={"spot": spot}), decode, neural, warm)
         if folder and state:
             self._companion.restore(folder, state)
             self._requests = dict(state["requests"])
@@ -196,7 +195,7 @@ class PacelineRollout(TrainerCallback):
 
     def _make_drafter(
         self, decoder: Decoder, config: Config, model: Any, trained: Path | None
-    ) -> tuple[NeuralDrafter | None, bool]:
+    ) -> tuple[EagleModel | None, bool]:
         """The drafter, and whether it was trained before."""
         name = self._drafter
         if config.speculation.mode == "plain" or name == "none":

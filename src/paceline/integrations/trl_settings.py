@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from paceline.core import SamplingParams
 from paceline.errors import UserError
 from paceline.model.decoder import as_dtype
-from paceline.rollout import Sampling
 
 # Values of `generation_kwargs` that change nothing, so that naming them does no harm.
 HARMLESS: dict[str, tuple[Any, ...]] = {
@@ -47,7 +47,7 @@ def check_trainer(trainer: Any) -> None:
             raise UserError(f"{name} splits the trainer's weights, which PacelineRollout cannot follow: run without it")
 
 
-def make_sampling(trainer: Any, context: int) -> Sampling:
+def make_sampling(trainer: Any, context: int) -> SamplingParams:
     """How the trainer wants tokens to be drawn; `context` is the longest that a text can become."""
     given = {k: v for k, v in trainer.generation_kwargs.items() if v is not None and k not in INTERNAL}
     greedy = not given.pop("do_sample", True)
@@ -56,7 +56,7 @@ def make_sampling(trainer: Any, context: int) -> Sampling:
     eos, stop = given.pop("eos_token_id", ()), given.pop("stop_strings", ())
     most = int(given.pop("max_new_tokens", context))
     try:
-        sampling = Sampling(
+        sampling = SamplingParams(
             temperature=temperature,
             top_k=max(0, int(given.pop("top_k", 0))),  # vLLM's -1 is 0 here
             top_p=float(given.pop("top_p", 1.0)),

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.kernels.dispatch import dispatch
 from paceline.kernels.fused import has_kernels
 from paceline.kernels.noise import stream
-from paceline.kernels.twin import twin
 
 PIECE = 2**26  # numbers that the plain form steps at once: what bounds the memory that it takes for itself
 
@@ -36,7 +36,7 @@ class Rule(NamedTuple):
         return 1 - self.betas[0] ** self.step, 1 - self.betas[1] ** self.step
 
 
-@twin("adam_triton", lambda param, *_: has_kernels(param))
+@dispatch("adam_triton", lambda param, *_: has_kernels(param))
 def adam(
     param: Tensor, master: Tensor | None, mean: Tensor, square: Tensor, grad: Tensor, rule: Rule, key: int
 ) -> None:
@@ -61,13 +61,13 @@ def _step(
             kept.copy_(w)
     if mean.dtype == torch.bfloat16 and wide == torch.float32:
         chance = stream(key, first, len(m), m.device)
-        m, v = by_chance(m, chance & 0xFFFF), by_chance(v, chance >> 16)
+        m, v = stochastic_round(m, chance & 0xFFFF), stochastic_round(v, chance >> 16)
     if mean.data_ptr() != m.data_ptr():
         mean.copy_(m)
         square.copy_(v)
 
 
-def by_chance(value: Tensor, chance: Tensor) -> Tensor:
+def stochastic_round(value: Tensor, chance: Tensor) -> Tensor:
     """float32 numbers that bfloat16 can hold: each of the two neighbours the likelier the nearer it is. `chance` has 16
     random bits for each."""
     # bfloat16 is the upper half of a float32: adding a random lower half carries over as often as it should.

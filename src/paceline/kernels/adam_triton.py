@@ -53,12 +53,12 @@ def _adam(
     tl.store(param + i, w.to(param.dtype.element_ty), mask=there)
     if CHANCE:
         bits = _mix(key + (i + 1) * _GOLDEN) >> 32
-        m = _by_chance(m, bits & 0xFFFF)
-        v = _by_chance(v, (bits >> 16) & 0xFFFF)
+        m = _stochastic_round(m, bits & 0xFFFF)
+        v = _stochastic_round(v, (bits >> 16) & 0xFFFF)
     tl.store(mean + i, m.to(mean.dtype.element_ty), mask=there)
     tl.store(square + i, v.to(square.dtype.element_ty), mask=there)
 
 
 @triton.jit
-def _by_chance(value, chance):
+def _stochastic_round(value, chance):
     return ((value.to(tl.int32, bitcast=True) + chance.to(tl.int32)) & -65536).to(tl.float32, bitcast=True)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.epilogue_triton import silu_times
+from paceline.kernels.hopper.epilogue_triton import silu_times
 from paceline.kernels.noise import GOLDEN, MIX1, MIX2, signed
 
 _GOLDEN = tl.constexpr(signed(GOLDEN))

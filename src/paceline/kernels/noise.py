@@ -79,3 +79,8 @@ def noise_ahead(request_keys: Tensor, places: Tensor, count: int, vocab: int, dt
         return fused(request_keys, places, count, vocab)
     ahead = places[:, None] + torch.arange(count, device=places.device)
     return gumbel(position_keys(request_keys[:, None], ahead), vocab, dtype)
+
+
+def noise_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Scores and noise are float32, whatever the model computes in; float64 models race in float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.device import processors, starts_early
-from paceline.kernels.early_triton import take_turn
-from paceline.kernels.product import SHIPPED
+from paceline.kernels.hopper.matmul import SHIPPED
+from paceline.kernels.hopper.pdl_triton import wait_for_predecessor
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -127,7 +127,7 @@ def _attend(
     split = tl.program_id(2)
     pages = table + b * table_stride
     dim = tl.arange(0, BLOCK_D)
-    take_turn(PDL)
+    wait_for_predecessor(PDL)
     cached = tl.load(context + b * context_stride)
     total = tl.minimum(cached + span, most * PAGE)  # new tokens that the table has no room for are seen by nobody
     blocks = tl.cdiv(total, BLOCK_N)
@@ -225,7 +225,7 @@ def _join(
     row = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, BLOCK_S)
     dim = tl.arange(0, BLOCK_D)
-    take_turn(PDL)
+    wait_for_predecessor(PDL)
     mask = (s < splits)[:, None] & (dim < D)[None, :]
     p = tl.load(part + (s[:, None] * rows + row) * D + dim[None, :], mask=mask, other=0.0)
     sums = tl.load(lse + s * rows + row, mask=s < splits, other=-float("inf"))

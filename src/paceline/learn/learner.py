@@ -1,7 +1,7 @@
 """The learner: turns the answers of a step and their rewards into an update of the policy, in place.
 
-Several learners can share the work. What a step teaches is the same `Lesson` for all; each makes the gradients of its
-share of the answers, somebody sums them, and then each applies the sum to the parameters that its optimizer holds.
+Several learners can share the work. What a step teaches is the same `UpdateBatch` for all; each makes the gradients of
+its share of the answers, somebody sums them, and then each applies the sum to the parameters that its optimizer holds.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from paceline.config import Config
+from paceline.core import Trajectory, mix_seed
 from paceline.learn import advantages as adv
 from paceline.learn.logprobs import Watch, hidden_states, token_logprobs
 from paceline.learn.losses import clipped, importance_weights, kl_k3, policy_loss, token_weights
 from paceline.learn.optimizer import AdamW
-from paceline.learn.packing import Answer, Packed, pack, plan
+from paceline.learn.packing import MicroBatch, pack, plan
 from paceline.learn.schedule import learning_rate
 from paceline.model.decoder import Decoder
-from paceline.tasks.sample import mix_seed
 
 T = TypeVar("T")
 ADVANTAGES = {"grpo": adv.grpo, "dapo": adv.grpo, "dr_grpo": adv.dr_grpo, "rloo": adv.rloo}
@@ -61,10 +61,10 @@ class Score(NamedTuple):
 
 
 @dataclass
-class Lesson:
+class UpdateBatch:
     """What a step teaches."""
 
-    answers: list[Answer]
+    answers: list[Trajectory]
     scores: list[Score]
     advantage: list[Tensor]
     updates: list[list[int]]
@@ -112,7 +112,7 @@ class Learner:
         self.total_updates = config.steps * c.epochs * c.minibatches
         self.temperature = config.rollout.temperature or 1.0
 
-    def update(self, answers: list[Answer], step: int) -> dict[str, float]:
+    def update(self, answers: list[Trajectory], step: int) -> dict[str, float]:
         """Learn from the answers of a step, which come group by group, `rollout.samples` each: the whole of it."""
         everything = range(len(answers))
         lesson = self.lesson(answers, step, self.score(answers, everything))
@@ -122,7 +122,7 @@ class Learner:
             done.append(self.apply(lesson, update, sums))
         return mean_metrics(done)
 
-    def score(self, answers: list[Answer], share: Sequence[int]) -> list[Score]:
+    def score(self, answers: list[Trajectory], share: Sequence[int]) -> list[Score]:
         """What has to be known of these answers before the policy changes."""
         c = self.config.learn
         # Old log-probabilities are the present ones, unless more than one update is made of the same answers.
@@ -134,7 +134,7 @@ class Learner:
         reference = self._logprobs(self.reference, mine) if self.reference is not None else nothing
         return [Score(*pair) for pair in zip(old, reference, strict=True)]
 
-    def lesson(self, answers: list[Answer], step: int, scores: list[Score]) -> Lesson:
+    def lesson(self, answers: list[Trajectory], step: int, scores: list[Score]) -> UpdateBatch:
         c = self.config.learn
         rewards = torch.tensor([a.reward for a in answers], dtype=torch.float64)
         if c.overlong_buffer:
@@ -145,13 +145,13 @@ class Learner:
         epochs = [self._minibatches(len(answers), step, epoch) for epoch in range(c.epochs)]
         updates = [members for epoch in epochs for members in epoch]
         teaches = [self._pulls() or bool(a.any()) for a in advantage]
-        return Lesson(answers, scores, advantage, updates, len(epochs[0]), teaches)
+        return UpdateBatch(answers, scores, advantage, updates, len(epochs[0]), teaches)
 
     def _pulls(self) -> bool:
         """Whether each answer is pulled towards the reference, whatever its advantage."""
         return self.reference is not None and self.config.learn.algorithm != "reinforce_pp"
 
-    def _advantages(self, rewards: Tensor, answers: list[Answer], scores: list[Score]) -> list[Tensor]:
+    def _advantages(self, rewards: Tensor, answers: list[Trajectory], scores: list[Score]) -> list[Tensor]:
         """Advantage of every token, a tensor per answer."""
         c = self.config.learn
         lengths = torch.tensor([len(a.tokens) for a in answers])
@@ -176,7 +176,7 @@ class Learner:
         return [sorted(part.tolist()) for part in order.tensor_split(c.minibatches) if len(part)]
 
     @torch.no_grad()
-    def _logprobs(self, model: Decoder, answers: list[Answer]) -> list[Tensor]:
+    def _logprobs(self, model: Decoder, answers: list[Trajectory]) -> list[Tensor]:
         """Log-probabilities of all answers under a model, a tensor per answer."""
         out: list[Tensor] = [torch.empty(0)] * len(answers)
         for batch in self._micro_batches(answers, range(len(answers)), torch.float32):
@@ -185,7 +185,7 @@ class Learner:
                 out[i] = part
         return out
 
-    def gradients(self, lesson: Lesson, update: int, share: Sequence[int]) -> Sums:
+    def gradients(self, lesson: UpdateBatch, update: int, share: Sequence[int]) -> Sums:
         """Leave the gradients of a share of an update's answers in the parameters, and return what they came to. It is
         cut into micro-batches only for memory's sake. Answers that teach nothing go forward only, if anybody looks."""
         c, answers = self.config.learn, lesson.answers
@@ -218,7 +218,7 @@ class Learner:
         return sums
 
     def _loss(
-        self, batch: Packed, lesson: Lesson, weight_of: dict[int, Tensor], watch: Watch | None, sums: Sums
+        self, batch: MicroBatch, lesson: UpdateBatch, weight_of: dict[int, Tensor], watch: Watch | None, sums: Sums
     ) -> Tensor:
         """What a micro-batch adds to the loss of its update, and to its numbers."""
         c = self.config.learn
@@ -249,16 +249,18 @@ class Learner:
         )
         return loss
 
-    def _micro_batches(self, answers: list[Answer], share: Sequence[int], wide: torch.dtype) -> Iterator[Packed]:
+    def _micro_batches(
+        self, answers: list[Trajectory], share: Sequence[int], wide: torch.dtype
+    ) -> Iterator[MicroBatch]:
         """Answers that go through the model together."""
         for part in plan([answers[i].length for i in share], self.config.learn.micro_tokens):
             yield pack(answers, [share[i] for i in part], self.model.device, wide)
 
     @staticmethod
-    def _row(parts: dict[int, Tensor] | list[Tensor], batch: Packed, like: Tensor) -> Tensor:
+    def _row(parts: dict[int, Tensor] | list[Tensor], batch: MicroBatch, like: Tensor) -> Tensor:
         return torch.cat([parts[i] for i in batch.answers]).to(like.device, like.dtype)
 
-    def apply(self, lesson: Lesson, update: int, sums: Sums) -> dict[str, float]:
+    def apply(self, lesson: UpdateBatch, update: int, sums: Sums) -> dict[str, float]:
         """Clip, step, and say what happened; gradients and `sums` are those of the whole update. One that is not finite
         is thrown away."""
         c = self.config.learn

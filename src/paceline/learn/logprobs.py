@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from paceline.learn.packing import Packed
+from paceline.learn.packing import MicroBatch
 from paceline.model.attention import PackedAttention
 from paceline.model.decoder import Decoder
 
@@ -16,7 +16,9 @@ Watch = Callable[[int, Tensor, Tensor, Tensor], None]
 LOGITS_AT_ONCE = 2**26  # numbers; beyond this logits are made in pieces, and again in the backward pass
 
 
-def hidden_states(model: Decoder, batch: Packed, recompute_layers: bool = False, watch: Watch | None = None) -> Tensor:
+def hidden_states(
+    model: Decoder, batch: MicroBatch, recompute_layers: bool = False, watch: Watch | None = None
+) -> Tensor:
     """What the policy thinks after each token [N, hidden]. `watch` is shown each answer on the way: its number, tokens,
     tapped features and last hidden states."""
     attention = PackedAttention(batch.lengths, batch.tokens.device)
@@ -31,7 +33,7 @@ def hidden_states(model: Decoder, batch: Packed, recompute_layers: bool = False,
 
 def token_logprobs(
     model: Decoder,
-    batch: Packed,
+    batch: MicroBatch,
     temperature: float,
     recompute_layers: bool = False,
     watch: Watch | None = None,

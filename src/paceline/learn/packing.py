@@ -7,24 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-
-@dataclass
-class Answer:
-    """One answer as the learner sees it."""
-
-    prompt: tuple[int, ...]
-    tokens: list[int]
-    logprobs: list[float]
-    """As the engine reported them."""
-    reward: float
-
-    @property
-    def length(self) -> int:
-        return len(self.prompt) + len(self.tokens)
+from paceline.core import Trajectory
 
 
 @dataclass
-class Packed:
+class MicroBatch:
     """A micro-batch: whole sequences in one row, and where their answers lie."""
 
     answers: list[int]  # indices into the batch
@@ -49,7 +36,7 @@ def plan(lengths: list[int], micro_tokens: int) -> list[list[int]]:
     return [sorted(members) for _, members in bins]
 
 
-def pack(answers: list[Answer], members: list[int], device: torch.device, dtype: torch.dtype) -> Packed:
+def pack(answers: list[Trajectory], members: list[int], device: torch.device, dtype: torch.dtype) -> MicroBatch:
     row: list[int] = []
     predicts: list[int] = []
     targets: list[int] = []
@@ -61,7 +48,7 @@ def pack(answers: list[Answer], members: list[int], device: torch.device, dtype:
         row += [*a.prompt, *a.tokens]
         targets += a.tokens
         logp += a.logprobs
-    return Packed(
+    return MicroBatch(
         members,
         [answers[i].length for i in members],
         torch.tensor(row, device=device),

@@ -10,8 +10,8 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paceline import reading
 from paceline.errors import UserError
+from paceline.files import reading
 from paceline.learn.learner import Learner
 
 FILE = re.compile(r"learner(-[0-9]{1,9})?\.safetensors")

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.build import choose_device, find_drafter
-from paceline.draft.neural import NeuralDrafter, load_drafter, save_drafter
-from paceline.draft.training import Loss
-from paceline.drafters import Fitted, count_held, drafter_for, fit, write_texts
+from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.loss import DraftLoss
+from paceline.draft.eagle.model import EagleModel, load_drafter, save_drafter
 from paceline.errors import UserError
+from paceline.library.fit import Fitted, count_accepted, drafter_for, fit, generate_sequences
 from paceline.library.prompts import Prompt, encode
 from paceline.model import Decoder, load_model
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
-from paceline.rollout import Request, Sampling
+from paceline.setup.build import choose_device, find_drafter
 
 
 class Drafter:
@@ -35,7 +35,7 @@ class Drafter:
         policy, tokenizer = _load(model, device, dtype)
         self._set(str(model), tokenizer, load_drafter(found, policy))
 
-    def _set(self, model: str, tokenizer: Tokenizer, neural: NeuralDrafter) -> None:
+    def _set(self, model: str, tokenizer: Tokenizer, neural: EagleModel) -> None:
         self.model, self.tokenizer, self.neural = model, tokenizer, neural
         self.fitted = Fitted()
         """How its training went, if it was trained here."""
@@ -52,7 +52,7 @@ class Drafter:
         max_tokens: int = 512,
         window: int = 512,
         vocab: int | None = None,
-        loss: Loss = "soft",
+        loss: DraftLoss = "soft",
         seed: int = 0,
         device: str = "auto",
         dtype: str = "auto",
@@ -66,7 +66,7 @@ class Drafter:
             raise UserError("a drafter learns from answers, but there are no prompts to answer")
         policy, tokenizer = _load(model, device, dtype)
         requests = _requests(tokenizer, prompts, samples, temperature, max_tokens, seed)
-        texts = write_texts(policy, requests)
+        texts = generate_sequences(policy, requests)
         neural = drafter_for(policy, texts, window, vocab, seed)
         drafter = cls.__new__(cls)
         drafter._set(str(model), tokenizer, neural)
@@ -78,7 +78,7 @@ class Drafter:
     ) -> dict[str, Any]:
         """How many of its guesses hold when the model answers these prompts: `accept_length` is tokens per check with
         chains of seven guesses, `holds` the share of guesses that held by depth."""
-        return count_held(self.neural, _requests(self.tokenizer, prompts, 1, temperature, max_tokens, seed))
+        return count_accepted(self.neural, _requests(self.tokenizer, prompts, 1, temperature, max_tokens, seed))
 
     def save(self, folder: str | Path) -> Path:
         """Write it in EAGLE-3's form; `Engine(drafter=folder)` and `speculation.drafter` take it from there."""
@@ -93,6 +93,6 @@ def _load(model: str | Path, device: str, dtype: str) -> tuple[Decoder, Tokenize
 def _requests(
     tokenizer: Tokenizer, prompts: Sequence[Prompt], samples: int, temperature: float, max_tokens: int, seed: int
 ) -> list[Request]:
-    sampling = Sampling(temperature, max_tokens=max_tokens, stop_token_ids=tokenizer.eos_ids)
+    sampling = SamplingParams(temperature, max_tokens=max_tokens, stop_token_ids=tokenizer.eos_ids)
     texts = [text for text in encode(tokenizer, prompts) for _ in range(samples)]
     return [Request(i, text, sampling, seed) for i, text in enumerate(texts)]

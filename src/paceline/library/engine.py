@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.build import choose_device, make_drafter, make_engine
 from paceline.config import config_from
+from paceline.core import Completion, Request, SamplingParams
 from paceline.errors import UserError
 from paceline.library.prompts import Prompt, encode
 from paceline.model import load_model
 from paceline.model.tokenizer import load_tokenizer
-from paceline.rollout import Completion, Request, Sampling
 from paceline.rollout.stats import EngineStats
+from paceline.setup.build import choose_device, make_drafter, make_engine
 
 if TYPE_CHECKING:
     from paceline.library.drafter import Drafter
 
 
 @dataclass(frozen=True)
-class Answer:
+class CompletionOutput:
     text: str
     tokens: list[int]
     """With the stop token, if one ended it."""
@@ -69,18 +69,20 @@ class Engine:
         neural = own.neural if own else make_drafter(self.model, self.config)
         self._engine = make_engine(self.model, self.config, self.tokenizer.decode, neural)
 
-    def generate(self, prompts: Sequence[Prompt], *, samples: int = 1, seed: int = 0, **how: Any) -> list[list[Answer]]:
+    def generate(
+        self, prompts: Sequence[Prompt], *, samples: int = 1, seed: int = 0, **how: Any
+    ) -> list[list[CompletionOutput]]:
         """`samples` answers to each prompt, in order. A prompt is text, taken as it is, or messages for the model's
         chat template. `how` is temperature (1.0; 0 is greedy), top_k, top_p, min_p, max_tokens (512), min_tokens,
         and stop, a list of texts."""
-        answers: list[list[Answer | None]] = [[None] * samples for _ in prompts]
+        answers: list[list[CompletionOutput | None]] = [[None] * samples for _ in prompts]
         for prompt, sample, answer in self.stream(prompts, samples=samples, seed=seed, **how):
             answers[prompt][sample] = answer
         return [[a for a in group if a is not None] for group in answers]
 
     def stream(
         self, prompts: Sequence[Prompt], *, samples: int = 1, seed: int = 0, **how: Any
-    ) -> Iterator[tuple[int, int, Answer]]:
+    ) -> Iterator[tuple[int, int, CompletionOutput]]:
         """The same as they are finished: (which prompt, which of its samples, the answer)."""
         sampling = self._sampling(how)
         texts = encode(self.tokenizer, prompts)
@@ -93,18 +95,18 @@ class Engine:
         finally:
             self._engine.clear()  # whoever stops looking gets no more
 
-    def _sampling(self, how: dict[str, Any]) -> Sampling:
+    def _sampling(self, how: dict[str, Any]) -> SamplingParams:
         stop = how.pop("stop", ())
         try:
-            return Sampling(
+            return SamplingParams(
                 **{"stop_token_ids": self.tokenizer.eos_ids} | how,
                 stop=(stop,) if isinstance(stop, str) else tuple(stop),
             )
         except (TypeError, ValueError) as err:
             raise UserError(f"these sampling parameters do not work: {err}") from err
 
-    def _answer(self, done: Completion) -> Answer:
-        return Answer(self.tokenizer.decode(done.tokens), done.tokens, done.logprobs, done.finish_reason)
+    def _answer(self, done: Completion) -> CompletionOutput:
+        return CompletionOutput(self.tokenizer.decode(done.tokens), done.tokens, done.logprobs, done.finish_reason)
 
     @property
     def stats(self) -> EngineStats:

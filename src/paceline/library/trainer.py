@@ -11,8 +11,8 @@ from paceline.config import Config, config_from
 from paceline.errors import UserError
 from paceline.loop import train
 from paceline.observe.live import LiveView
+from paceline.process.stopping import Stopping
 from paceline.run import Run
-from paceline.stopping import Stopping
 from paceline.tasks.datasets import DataSet
 from paceline.tasks.rewards import Reward, as_reward, load_reward
 from paceline.tasks.sample import Task

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.errors import UserError
+from paceline.files.reading import inside, named_path, read_object, shorten
 from paceline.model.config import FAMILIES, DecoderConfig
 from paceline.model.decoder import Decoder, as_dtype
 from paceline.model.weights import (
@@ -24,7 +25,6 @@ from paceline.model.weights import (
     inventory,
     read_weights,
 )
-from paceline.reading import inside, named_path, read_object, shorten
 
 EMBEDDED = Path(__file__).parents[1] / "embedded"
 SHARD_BYTES = 5 * 10**9

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.errors import UserError
+from paceline.files.reading import check, shorten
 from paceline.model.rope import MAX_POSITIONS, Rope
-from paceline.reading import check, shorten
 
 FAMILIES = {
     "llama": "LlamaForCausalLM",

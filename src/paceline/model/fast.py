@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from paceline.kernels.epilogue import Cache, HeadNorms, turn_and_keep
 from paceline.kernels.fused import fuses
-from paceline.kernels.normed import Sum, Turn, add_product, norm_gated, norm_heads
-from paceline.kernels.product import split_product
+from paceline.kernels.hopper.epilogue import HeadNorms, KVRows, rope_and_cache
+from paceline.kernels.hopper.matmul import split_k_matmul
+from paceline.kernels.hopper.normed_matmul import (
+    ResidualStream,
+    RopeArgs,
+    norm_gated_matmul,
+    norm_qkv_matmul,
+    residual_matmul,
+)
 
 if TYPE_CHECKING:
     from paceline.model.decoder import Layer
@@ -22,7 +28,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class CachedAttention(Protocol):
-    def cache(self, layer: int) -> Cache:
+    def cache(self, layer: int) -> KVRows:
         """Where this layer's keys and values have to be before `attend`."""
         ...
 
@@ -39,10 +45,10 @@ def run_layers(
     layers: list[Layer], x: Tensor, cos: Tensor, sin: Tensor, attention: Any, norm: Tensor, taps: tuple[int, ...]
 ) -> tuple[Tensor, Tensor | None]:
     """x [N, hidden] -> the last layer's output, normed, and the features of the layers `taps`, if there are any."""
-    stream, features = Sum(x), []
+    stream, features = ResidualStream(x), []
     behind = [*(layer.input_norm for layer in layers[1:]), norm]  # the norm that each layer's output is read with
     for layer, next_norm in zip(layers, behind, strict=True):
-        x, heads = norm_heads(stream, layer.input_norm, layer.eps, layer.qkv, _turn(layer, cos, sin, attention))
+        x, heads = norm_qkv_matmul(stream, layer.input_norm, layer.eps, layer.qkv, _turn(layer, cos, sin, attention))
         if layer.index in taps:
             features.append(x)
         stream = _behind_heads(layer, x, heads, attention, next_norm)
@@ -53,21 +59,21 @@ def run_layer(
     layer: Layer, x: Tensor, normed: Tensor, cos: Tensor, sin: Tensor, attention: Any, norm: Tensor
 ) -> tuple[Tensor, Tensor]:
     """x [N, hidden] and what the layer reads of it -> its output, and that normed with what comes next."""
-    heads = turn_and_keep(split_product(normed, layer.qkv), *_turn(layer, cos, sin, attention))
+    heads = rope_and_cache(split_k_matmul(normed, layer.qkv), *_turn(layer, cos, sin, attention))
     return _behind_heads(layer, x, heads, attention, norm).normed(norm, layer.eps)
 
 
-def _turn(layer: Layer, cos: Tensor, sin: Tensor, attention: Any) -> Turn:
+def _turn(layer: Layer, cos: Tensor, sin: Tensor, attention: Any) -> RopeArgs:
     w: dict[str, Any] = layer._parameters
     norms = HeadNorms(w["q_norm"], w["k_norm"], layer.eps) if w["q_norm"] is not None else None
-    return Turn(w["qkv_bias"], norms, cos, sin, layer.qk_heads, attention.cache(layer.index))
+    return RopeArgs(w["qkv_bias"], norms, cos, sin, layer.qk_heads, attention.cache(layer.index))
 
 
-def _behind_heads(layer: Layer, x: Tensor, every: Tensor, attention: Any, next_norm: Tensor) -> Sum:
+def _behind_heads(layer: Layer, x: Tensor, every: Tensor, attention: Any, next_norm: Tensor) -> ResidualStream:
     """Attention and what follows it, to where the layer's output is to be added up."""
     w: dict[str, Any] = layer._parameters
     heads, kv_heads = layer.qk_heads
     mixed = attention.attend(layer.index, *every.split((heads, kv_heads, kv_heads), 1))
-    stream = add_product(x, mixed, w["o"], w["o_bias"], w["post_norm"], layer.eps)
-    x, hidden = norm_gated(stream, w["post_norm"], layer.eps, w["gate_up"], w["gate_up_bias"])
-    return add_product(x, hidden, w["down"], w["down_bias"], next_norm, layer.eps)
+    stream = residual_matmul(x, mixed, w["o"], w["o_bias"], w["post_norm"], layer.eps)
+    x, hidden = norm_gated_matmul(stream, w["post_norm"], layer.eps, w["gate_up"], w["gate_up_bias"])
+    return residual_matmul(x, hidden, w["down"], w["down_bias"], next_norm, layer.eps)

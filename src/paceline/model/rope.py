@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from paceline.errors import UserError
+from paceline.files.reading import check, shorten
 from paceline.kernels.fused import fuses
-from paceline.kernels.places import rotations as rotations
-from paceline.reading import check, shorten
+from paceline.kernels.positions import rotations as rotations
 
 TYPES = ("default", "linear", "llama3", "yarn")
 NEEDED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "yarn": ("factor",)}

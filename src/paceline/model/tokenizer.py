@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from paceline.errors import UserError
+from paceline.files.reading import check, inside, read_object, shorten
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.config import Tokens, eos_ids
 from paceline.model.template import bounded_steps
 from paceline.model.tokenizer_files import check_tokenizer_files
-from paceline.reading import check, inside, read_object, shorten
 
 Messages = list[dict[str, Any]]
 

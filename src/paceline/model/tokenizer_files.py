@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from paceline.errors import UserError
-from paceline.reading import check, inside, open_file, read_object, shorten
+from paceline.files.reading import check, inside, open_file, read_object, shorten
 
 SUFFIXES = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".jsonl", ".py", ".gguf")
 """Of what it may open."""

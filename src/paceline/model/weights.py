@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paceline.errors import UserError
-from paceline.reading import check, inside, open_file, read_object, shorten
+from paceline.files.reading import check, inside, open_file, read_object, shorten
 
 INDEX = "model.safetensors.index.json"
 ONE_FILE = "model.safetensors"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.machine import machine_memory
+from paceline.setup.machine import machine_memory
 
 OPTIONAL = {
     "ray": ("workers on several machines", "paceline[ray]"),

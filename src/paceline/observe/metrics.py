@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline import reading
 from paceline.errors import UserError
-from paceline.writing import append_text, write_aside
+from paceline.files import reading
+from paceline.files.writing import append_text, write_aside
 
 
 class MetricsLog:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.observe.timeline import PLAIN, PREFILL, ROLLOUT, SPECULATIVE, Span
 
 if TYPE_CHECKING:
-    from paceline.rollout.stats import Round
+    from paceline.rollout.stats import RoundRecord
 
 VISIBLE = 500  # an interlude shorter than this part of the rollout so far could not be seen in a picture of it
 TAIL = 4  # the tail is where fewer than one in four of the most texts still decode
@@ -34,7 +34,7 @@ class RoundLog:
         self._sums: dict[str, dict[int, _Sum]] = {}
         self._by_batch: dict[int, float] = {}
 
-    def __call__(self, round: Round) -> None:
+    def __call__(self, round: RoundRecord) -> None:
         if self._zero is None:  # the engine's clock, read on the wall
             self._zero = time.time() - (round.at + round.seconds)
         if self._begun is None:
@@ -45,7 +45,7 @@ class RoundLog:
             by_size.setdefault(bucket(round.batch), _Sum()).add(round)
         self._place(round, round.at + round.seconds - self._begun)
 
-    def _place(self, round: Round, elapsed: float) -> None:
+    def _place(self, round: RoundRecord, elapsed: float) -> None:
         """Into the stretch under way, or beside it, until it is clear whether that is more than an interlude."""
         kind, stretch, interlude = kind_of(round), self._stretch, self._interlude
         if stretch is None:
@@ -114,7 +114,7 @@ class _Stretch:
     """Rounds of another kind in between, too few to be seen."""
 
     @classmethod
-    def of(cls, round: Round) -> _Stretch:
+    def of(cls, round: RoundRecord) -> _Stretch:
         end = round.at + round.seconds
         return cls(kind_of(round), round.at, end, round.batch, round.batch, 1, round.tokens)
 
@@ -122,7 +122,7 @@ class _Stretch:
     def seconds(self) -> float:
         return self.end - self.start
 
-    def take(self, round: Round) -> None:
+    def take(self, round: RoundRecord) -> None:
         self.end, self.last = round.at + round.seconds, round.batch
         self.rounds += 1
         self.tokens += round.tokens
@@ -141,7 +141,7 @@ class _Sum:
     worth: float = 0.0
     tokens: int = 0
 
-    def add(self, round: Round) -> None:
+    def add(self, round: RoundRecord) -> None:
         self.seconds.append(round.seconds)
         self.worth += round.tokens / round.batch
         self.tokens += round.tokens
@@ -178,7 +178,7 @@ def tallies(spans: list[Span]) -> list[Tally]:
     return out
 
 
-def kind_of(round: Round) -> str:
+def kind_of(round: RoundRecord) -> str:
     return {"prefill": PREFILL, "plain": PLAIN}.get(round.strategy, SPECULATIVE)
 
 

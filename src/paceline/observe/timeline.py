@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from paceline import reading
 from paceline.errors import UserError
-from paceline.writing import append_text, write_aside
+from paceline.files import reading
+from paceline.files.writing import append_text, write_aside
 
 PREFILL, PLAIN, SPECULATIVE = "prefill", "decode plain", "decode speculative"
 IDLE, TRAIN, MERGE, REWARD, UPDATE, SAVE = "idle", "train drafter", "merge drafter", "reward", "update", "save"

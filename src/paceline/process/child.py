@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from paceline.files.writing import open_to_append
 from paceline.process.channel import MAX_BYTES, Full, QueuedChannel
-from paceline.writing import open_to_append
 
 READ_AHEAD = 1024  # messages of all children that wait to be taken; then children wait, and nothing is lost
 ENDING = 5.0  # seconds for a guardian to kill all that is below it

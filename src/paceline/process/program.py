@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.process.channel import Channel
 from paceline.process.guard import die_with_parent, stand_guard
-from paceline.stopping import leave_to_driver
+from paceline.process.stopping import leave_to_driver
 
 
 class Parent:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from paceline.kernels.epilogue import Cache
 from paceline.kernels.fused import has_kernels
+from paceline.kernels.hopper.epilogue import KVRows
 from paceline.kernels.paged_attention import PageRows, chain_tree
-from paceline.kernels.places import slots
+from paceline.kernels.positions import kv_slots
 from paceline.model.attention import PackedAttention
 from paceline.rollout.pages import PagePool
 
@@ -35,7 +35,7 @@ class DecodeAttention:
         self.new = self.tree.shape[1]
         kv_heads = pool.k.shape[2]
         # Where the new tokens are written, and which of them have a place of their own, bool [B, T].
-        self.slots, self.usable = slots(table, context, self.new, pool.page_size, kv_heads)
+        self.slots, self.usable = kv_slots(table, context, self.new, pool.page_size, kv_heads)
         self.rows: PageRows | None = None
         if not has_kernels(pool.k):
             group = heads // kv_heads
@@ -49,8 +49,8 @@ class DecodeAttention:
         self.rows.advance()
         return True
 
-    def cache(self, layer: int) -> Cache:
-        return Cache(*self.pool.rows(layer), self.slots)
+    def cache(self, layer: int) -> KVRows:
+        return KVRows(*self.pool.rows(layer), self.slots)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.pool.write(layer, self.slots, k, v)

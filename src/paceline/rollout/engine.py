@@ -10,25 +10,25 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from paceline.core import Completion, Filters, Request, Sequence
+from paceline.draft.base import BaseDrafter
 from paceline.draft.crowd import FEW
-from paceline.draft.drafter import Drafter
-from paceline.draft.neural import NeuralDrafter
+from paceline.draft.eagle.drafting import EagleDrafting
+from paceline.draft.eagle.features import FeatureRing
+from paceline.draft.eagle.model import EagleModel
 from paceline.draft.pace import rates
 from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
 from paceline.draft.tuner import Prospect, Tuner
 from paceline.errors import UserError
 from paceline.model.decoder import Decoder
-from paceline.rollout.drafting import NeuralDrafting
-from paceline.rollout.features import FeatureRing
-from paceline.rollout.flight import Drawn, Flight
 from paceline.rollout.graphs import GraphPool
+from paceline.rollout.in_flight import InFlightRound, SampledTokens
 from paceline.rollout.pages import PagePool, affordable_pages, default_page_size, page_bytes
-from paceline.rollout.request import Completion, Filters, Request, Sequence
 from paceline.rollout.rows import Rows
-from paceline.rollout.runner import Filled, Runner
+from paceline.rollout.runner import ModelRunner, PrefillResult
 from paceline.rollout.scheduler import Admission, Scheduler
-from paceline.rollout.stats import EngineStats, Round
-from paceline.rollout.stops import Decode, finish_reason, goes_on
+from paceline.rollout.stats import EngineStats, RoundRecord
+from paceline.rollout.stops import Decode, continues, finish_reason
 from paceline.rollout.timer import DraftTimer
 
 
@@ -57,13 +57,13 @@ AHEAD = 4  # rounds for which pages are taken in advance, if there are enough, s
 ON_DEVICE = (PLAIN.drafter, NEURAL)  # who needs nothing from the host
 
 
-class Engine:
+class RolloutEngine:
     def __init__(
         self,
         model: Decoder,
         settings: EngineSettings | None = None,
         decode: Decode | None = None,
-        drafters: Many[Drafter | NeuralDrafter] = (),
+        drafters: Many[BaseDrafter | EagleModel] = (),
         strategies: Many[Strategy] | None = None,
     ):
         """`decode` turns tokens into text; only stop texts need it. With `drafters` the engine guesses ahead where
@@ -74,8 +74,8 @@ class Engine:
         self.model, self.settings, self.stats = model, s, EngineStats()
         self.max_length = min(s.max_length or model.config.max_positions, model.config.max_positions)
         self._decode_text = decode
-        neural = next((d for d in drafters if isinstance(d, NeuralDrafter)), None)
-        self.drafters = {d.name: d for d in drafters if isinstance(d, Drafter)}
+        neural = next((d for d in drafters if isinstance(d, EagleModel)), None)
+        self.drafters = {d.name: d for d in drafters if isinstance(d, BaseDrafter)}
         names = [*self.drafters, *([NEURAL] if neural else [])]
         self.strategies = list(default_strategies(names) if strategies is None else strategies)
         self._check_strategies(names)
@@ -99,10 +99,10 @@ class Engine:
         self._timer = DraftTimer(model.device)
         self._ids: set[int] = set()
         self._started = self._landed = time.perf_counter()
-        self._flying: Flight | None = None
+        self._flying: InFlightRound | None = None
         self._chosen: Strategy | None = None  # for the next round
         self._leaving: set[int] = set()  # rows whose texts have ended, but which a round that flies still has
-        self.record: Callable[[Round], None] | None = None
+        self.record: Callable[[RoundRecord], None] | None = None
         """Called with every round, if set."""
 
     def _check_strategies(self, drafters: list[str]) -> None:
@@ -111,14 +111,14 @@ class Engine:
                 have = ", ".join(drafters) or "none"
                 raise UserError(f"strategy {strategy} needs the drafter '{strategy.drafter}'; there is: {have}")
 
-    def _make_runner(self, neural: NeuralDrafter | None) -> Runner:
+    def _make_runner(self, neural: EagleModel | None) -> ModelRunner:
         model = self.model
         if neural is None:
-            return Runner(model, self.pool, self.rows, self.graphs)
+            return ModelRunner(model, self.pool, self.rows, self.graphs)
         width = len(model.config.tap_layers) * model.config.hidden_size
         ring = FeatureRing(self.settings.max_batch, neural.shape.window, width, model.dtype, model.device)
-        drafting = NeuralDrafting(neural, self.rows, ring, self.strategies)
-        return Runner(model, self.pool, self.rows, self.graphs, ring, drafting)
+        drafting = EagleDrafting(neural, self.rows, ring, self.strategies)
+        return ModelRunner(model, self.pool, self.rows, self.graphs, ring, drafting)
 
     def submit(self, requests: Iterable[Request]) -> None:
         for request in requests:
@@ -187,7 +187,7 @@ class Engine:
         chosen, self._chosen = self._chosen or self.choose(len(self.scheduler.running)), None
         return chosen
 
-    def _launch(self, strategy: Strategy) -> Flight:
+    def _launch(self, strategy: Strategy) -> InFlightRound:
         """Begin a round with the rows that the host has."""
         started, captured, caught_up = time.perf_counter(), self._captured, self.runner.catch_ups
         exploring = self.tuner.exploring
@@ -207,9 +207,9 @@ class Engine:
             self._timer.drafted()
             result = self.runner.verify(count, filters, strategy, upload=strategy.drafter in self.drafters)
         made_up = missed if self.runner.catch_ups > caught_up else 0
-        return Flight(strategy, result, started, self._captured > captured, made_up, timed, exploring)
+        return InFlightRound(strategy, result, started, self._captured > captured, made_up, timed, exploring)
 
-    def _launch_ahead(self, flying: Flight) -> Flight | None:
+    def _launch_ahead(self, flying: InFlightRound) -> InFlightRound | None:
         """Begin the next round before the one that flies was read, if the device knows all that it takes: the same
         texts go on, with guesses that it makes itself, and with room for both rounds. What a text that ends with the
         first of them writes in the second is dropped."""
@@ -233,9 +233,9 @@ class Engine:
         else:
             self.runner.propose_on(count, strategy)
             result = self.runner.verify(count, filters, strategy, upload=False)
-        return Flight(strategy, result, started, self._captured > captured, exploring=exploring)
+        return InFlightRound(strategy, result, started, self._captured > captured, exploring=exploring)
 
-    def _land(self, flight: Flight, followed: bool) -> list[Completion]:
+    def _land(self, flight: InFlightRound, followed: bool) -> list[Completion]:
         """Read a round and take note of it; `followed` by one that has begun already with the same rows."""
         strategy, drawn = flight.strategy, flight.result.read()
         gone = set(self._leaving)
@@ -281,7 +281,9 @@ class Engine:
     def _captured(self) -> int:
         return self.graphs.captured if self.graphs else 0
 
-    def _count(self, flight: Flight, seconds: float, batch: int, written: int, accepted: list[int] | None) -> None:
+    def _count(
+        self, flight: InFlightRound, seconds: float, batch: int, written: int, accepted: list[int] | None
+    ) -> None:
         stats, strategy = self.stats, flight.strategy
         stats.count(strategy, seconds, batch, written)
         if accepted is not None:
@@ -305,9 +307,9 @@ class Engine:
     def _filters(sequences: list[Sequence]) -> Filters:
         return max((s.request.sampling.filters for s in sequences), default=Filters.NONE)
 
-    def _prefill(self, admission: Admission, first: int) -> Drawn:
+    def _prefill(self, admission: Admission, first: int) -> SampledTokens:
         """Fill pages, hand each new sequence what its prompt has left, and draw its first token."""
-        own: dict[int, Filled] = {}
+        own: dict[int, PrefillResult] = {}
         if admission.fills:
             for fill, filled in zip(admission.fills, self.runner.fill(admission.fills), strict=True):
                 if isinstance(fill.owner, Sequence):
@@ -325,7 +327,9 @@ class Engine:
         self.stats.decoded_tokens += len(admission.sequences)
         return self.runner.draw(left, first, self._filters(admission.sequences))
 
-    def _advance(self, first: int, drawn: Drawn, fed: bool, followed: bool = False) -> tuple[list[Completion], int]:
+    def _advance(
+        self, first: int, drawn: SampledTokens, fed: bool, followed: bool = False
+    ) -> tuple[list[Completion], int]:
         """Append the drawn tokens to the rows from `first` on and take out those that are finished -> those, and how
         many tokens were appended. If the round is `followed` by one with the same rows, they are taken out with that.
 
@@ -348,7 +352,7 @@ class Engine:
                 continue
             seq, held = running[row], drawn.held[row - first]
             tokens, logprobs = drawn.tokens[row - first][:held], drawn.logprobs[row - first]
-            if goes_on(seq, tokens, self.max_length):
+            if continues(seq, tokens, self.max_length):
                 seq.tokens += tokens
                 seq.logprobs += logprobs[:held]
                 written += held
@@ -378,10 +382,10 @@ class Engine:
 
     def _note(self, started: float, seconds: float, batch: int, strategy: str, tokens: int) -> None:
         if self.record:
-            self.record(Round(started - self._started, seconds, batch, strategy, tokens))
+            self.record(RoundRecord(started - self._started, seconds, batch, strategy, tokens))
 
     @property
-    def neural(self) -> NeuralDrafter | None:
+    def neural(self) -> EagleModel | None:
         return self.runner.neural.drafter if self.runner.neural else None
 
     def refresh(self) -> None:

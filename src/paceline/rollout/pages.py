@@ -9,8 +9,8 @@ from torch import Tensor
 
 from paceline.errors import UserError
 from paceline.kernels.fused import fuses
-from paceline.machine import machine_memory
 from paceline.model.config import DecoderConfig
+from paceline.setup.machine import machine_memory
 
 CPU_KV_BYTES = 2 * 10**9
 GPU_KV_SHARE = 0.5

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.kernels.landing import land
-from paceline.rollout.request import MAX_BANNED, Sequence
+from paceline.core import MAX_BANNED, Sequence
+from paceline.kernels.accept import advance_rows
+from paceline.kernels.noise import request_key
 from paceline.rollout.sampling import SamplingRows
 
 TOKEN, CONTEXT, KEY, TEMPERATURE, TOP_K, TOP_P, MIN_P, MIN_LEFT = 0, 1, 2, 4, 5, 6, 7, 8
@@ -59,7 +60,7 @@ class Rows:
         self.ends[row] = len(seq.request.prompt) + s.max_tokens
         self.token[row] = seq.tokens[-1]
         self.context[row] = len(seq.tokens)
-        self._keys[row] = seq.key
+        self._keys[row] = request_key(seq.request.seed, seq.request.id)
         self._ints[row, TOP_K] = s.top_k
         self._floats[row, [TEMPERATURE, TOP_P, MIN_P]] = s.temperature, s.top_p, s.min_p
         self.min_left[row] = max(0, s.min_tokens - seq.generated)
@@ -88,7 +89,7 @@ class Rows:
         if not self.apart:
             return None
         rows = self.view(0, count)
-        return land(rows.tokens, rows.context, rows.slot, rows.sampling.min_left, drawn, logprobs, held)
+        return advance_rows(rows.tokens, rows.context, rows.slot, rows.sampling.min_left, drawn, logprobs, held)
 
     def have_drafted(self, count: int) -> None:
         """On the device: the drafter has taken in all that there is."""

@@ -14,28 +14,28 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.draft.drafter import Draft
+from paceline.core import Filters
+from paceline.draft.base import Draft
+from paceline.draft.eagle.drafting import EagleDrafting
+from paceline.draft.eagle.features import FeatureRing
 from paceline.draft.strategy import MAX_NODES, Strategy
 from paceline.draft.tree import chain, tree, walk
 from paceline.draft.tuner import sizes
-from paceline.kernels.landing import pack
-from paceline.kernels.noise import noise_ahead
-from paceline.kernels.places import members
-from paceline.kernels.settle import settle
+from paceline.kernels.accept import pack_output
+from paceline.kernels.move_kv import move_accepted_kv
+from paceline.kernels.noise import noise_ahead, noise_dtype
+from paceline.kernels.positions import tree_nodes
 from paceline.model.decoder import Decoder
 from paceline.rollout.attention import DecodeAttention, PrefillAttention
-from paceline.rollout.drafting import NeuralDrafting
-from paceline.rollout.features import FeatureRing
-from paceline.rollout.flight import Drawn, Landing, Result
 from paceline.rollout.graphs import GraphPool
+from paceline.rollout.in_flight import PendingOutput, PinnedOutput, SampledTokens
 from paceline.rollout.pages import PagePool
-from paceline.rollout.request import Filters
 from paceline.rollout.rows import Rows, RowsView
-from paceline.rollout.sampling import NoiseAhead, draw, race_dtype
+from paceline.rollout.sampling import NoiseAhead, draw
 from paceline.rollout.scheduler import Fill
 
 
-class Filled(NamedTuple):
+class PrefillResult(NamedTuple):
     """What a text leaves: of its last token the state that the next one is drawn from and the features, and the
     drafter's last entries."""
 
@@ -45,7 +45,7 @@ class Filled(NamedTuple):
     length: int = 0
 
 
-class Runner:
+class ModelRunner:
     def __init__(
         self,
         model: Decoder,
@@ -53,7 +53,7 @@ class Runner:
         rows: Rows,
         graphs: GraphPool | None,
         ring: FeatureRing | None = None,
-        neural: NeuralDrafting | None = None,
+        neural: EagleDrafting | None = None,
     ):
         self.model, self.pool, self.rows, self.graphs = model, pool, rows, graphs
         self.ring, self.neural = ring, neural
@@ -67,9 +67,9 @@ class Runner:
         # Guesses and their parents, where the checking pass finds them, and where the host lays out its own.
         self._guesses = torch.zeros(2, len(rows.host), MAX_NODES, dtype=torch.int32, device=model.device)
         self._outbox = torch.zeros_like(self._guesses, device="cpu", pin_memory=self._guesses.is_cuda)
-        self._landing = Landing(len(rows.host)) if self._guesses.is_cuda else None
+        self._landing = PinnedOutput(len(rows.host)) if self._guesses.is_cuda else None
 
-    def fill(self, fills: list[Fill]) -> list[Filled]:
+    def fill(self, fills: list[Fill]) -> list[PrefillResult]:
         """Run whole sequences and leave their keys and values in their pages."""
         device, size = self.model.device, self.pool.page_size
         lengths = [len(f.tokens) for f in fills]
@@ -80,12 +80,12 @@ class Runner:
         hidden, features = self.model(tokens, positions, attention, taps=self.ring is not None)
         last = torch.tensor(lengths, device=device).cumsum(0) - 1
         if features is None:
-            return [Filled(row) for row in hidden[last]]
+            return [PrefillResult(row) for row in hidden[last]]
         assert self.neural is not None, "features are for a drafter"
         entries = self.neural.prefill(tokens, features, positions, lengths)
-        return [Filled(*parts) for parts in zip(hidden[last], features[last], entries, lengths, strict=True)]
+        return [PrefillResult(*parts) for parts in zip(hidden[last], features[last], entries, lengths, strict=True)]
 
-    def draw(self, filled: list[Filled], first: int, filters: Filters) -> Drawn:
+    def draw(self, filled: list[PrefillResult], first: int, filters: Filters) -> SampledTokens:
         """Draw the next token of the rows from `first` on, given what their prompts left."""
         last = first + len(filled)
         self.rows.upload(last)
@@ -104,7 +104,7 @@ class Runner:
         self._batch = (-1, -1)
         return self._result(self._drawn(tokens[:, None], logprobs[:, None]), len(filled)).read()
 
-    def decode(self, count: int, filters: Filters, batch: int, upload: bool = True) -> Result:
+    def decode(self, count: int, filters: Filters, batch: int, upload: bool = True) -> PendingOutput:
         """One more token for each of the first `count` rows, whose last token is not in the cache yet. `batch` is a
         number that stays the same while the rows do, but for the one token that each gained in the last step. Without
         `upload` the device goes on with its own rows, which the last pass has moved on."""
@@ -185,7 +185,7 @@ class Runner:
         box[:, count:] = 0  # rows that pad a graph are trees too: what an earlier draft left may not be one
         self._guesses[:, :bucket, :nodes].copy_(box, non_blocking=True)
 
-    def verify(self, count: int, filters: Filters, strategy: Strategy, upload: bool = True) -> Result:
+    def verify(self, count: int, filters: Filters, strategy: Strategy, upload: bool = True) -> PendingOutput:
         """Check the guesses of the first `count` rows: what plain decoding would have written, as far as they reach.
         `upload` as in `decode`; after `propose` the device has the rows already."""
         bucket = self._bucket(count)
@@ -198,7 +198,7 @@ class Runner:
         rows, model = self.rows.view(0, count), self.model
         guesses, parents = self._guesses[0, :count, :nodes], self._guesses[1, :count, :nodes]
         shape = chain(count, nodes, model.device) if is_chain else tree(parents, depth)
-        tokens, places = members(rows.tokens, rows.context, guesses, shape.depth)
+        tokens, places = tree_nodes(rows.tokens, rows.context, guesses, shape.depth)
         attention = DecodeAttention(self.pool, rows.table, rows.context, model.config.heads, shape.bits)
         hidden, features = model(tokens, places, attention, taps=self.ring is not None)
         ahead, self._ahead = self._ahead, None
@@ -226,14 +226,14 @@ class Runner:
 
     def _noise_ahead(self, rows: RowsView, depth: int) -> Tensor:
         """The noise [B, depth + 1, V] of the next places."""
-        dtype = race_dtype(self.model.dtype)
+        dtype = noise_dtype(self.model.dtype)
         return noise_ahead(rows.sampling.keys, rows.context + 1, depth + 1, self.model.config.vocab_size, dtype)
 
     def _settle(self, attention: DecodeAttention, way: Tensor, held: Tensor) -> None:
         """Bring the keys and values of the guesses that hold to where plain decoding would have put them."""
         slots = attention.slots.view(*attention.tree.shape, -1)  # [B, T, kv_heads]
         k, v = (pool.view(pool.shape[0], -1, pool.shape[-1]) for pool in (self.pool.k, self.pool.v))
-        settle(k, v, slots, way, held)
+        move_accepted_kv(k, v, slots, way, held)
 
     def _bucket(self, count: int) -> int:
         return count if self.graphs is None else self.ladder[bisect_left(self.ladder, count)]
@@ -257,19 +257,19 @@ class Runner:
     ) -> tuple[Tensor, ...]:
         """What was drawn, as the host is told; on a GPU in one piece, which may be `packed` already."""
         if self._landing is not None:
-            return (pack(tokens, logprobs, held) if packed is None else packed,)
+            return (pack_output(tokens, logprobs, held) if packed is None else packed,)
         return tokens, logprobs, tokens.new_zeros(len(tokens)) if held is None else held
 
-    def _result(self, parts: tuple[Tensor, ...], count: int) -> Result:
+    def _result(self, parts: tuple[Tensor, ...], count: int) -> PendingOutput:
         if self._landing is not None:
             return self._landing.fetch(parts[0][:count])
         tokens, logprobs, held = (part[:count] for part in parts)
-        return Result(tokens, logprobs, held)
+        return PendingOutput(tokens, logprobs, held)
 
 
-def _by_prompt(filled: list[Filled], slots: list[int]) -> list[tuple[Filled, list[int]]]:
+def _by_prompt(filled: list[PrefillResult], slots: list[int]) -> list[tuple[PrefillResult, list[int]]]:
     """Answers to the same prompt share what it left: a copy for each on its own would take longer than the prompt."""
-    shared: dict[int, tuple[Filled, list[int]]] = {}
+    shared: dict[int, tuple[PrefillResult, list[int]]] = {}
     for one, slot in zip(filled, slots, strict=True):
         shared.setdefault(id(one), (one, []))[1].append(slot)
     return list(shared.values())

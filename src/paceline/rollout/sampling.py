@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.core import Filters
 from paceline.kernels.fused import has_kernels
-from paceline.kernels.noise import noise_ahead
-from paceline.kernels.race import Bans
-from paceline.kernels.race import race as race_on_the_way
-from paceline.rollout.request import Filters
+from paceline.kernels.gumbel_argmax import Bans, gumbel_argmax
+from paceline.kernels.noise import noise_ahead, noise_dtype
 
 AT_ONCE = 1 << 25  # scores that are filtered at once: sorting takes several times their memory
 
@@ -56,15 +55,18 @@ def draw(
     level: Tensor | None = None,
     ahead: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Draw the tokens `ahead` of `places` [B], or of the members of trees `level` [B, T] behind those, as `race` does.
-    `noise` is called where it has to be written out: a GPU makes it on the way, unless something is sorted."""
+    """Draw the tokens `ahead` of `places` [B], or of the members of trees `level` [B, T] behind those, as
+    `gumbel_argmax` does. `noise` is called where it has to be written out: a GPU makes it on the way, unless something
+    is sorted."""
     if has_kernels(logits) and filters < Filters.SORTS:
         bans = Bans(rows.banned, rows.min_left) if filters else None
-        return race_on_the_way(logits, rows.keys, places, rows.temperature, level, ahead=ahead, bans=bans)
-    return race(logits, rows if level is None else rows.spread(level), noise(), filters)
+        return gumbel_argmax(logits, rows.keys, places, rows.temperature, level, ahead=ahead, bans=bans)
+    return filtered_gumbel_argmax(logits, rows if level is None else rows.spread(level), noise(), filters)
 
 
-def race(logits: Tensor, rows: SamplingRows, noise: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
+def filtered_gumbel_argmax(
+    logits: Tensor, rows: SamplingRows, noise: Tensor, filters: Filters
+) -> tuple[Tensor, Tensor]:
     """Draw tokens from `logits` with `noise`, both [B, V] -> tokens [B], log-probabilities [B].
     `filters` is the most that any row uses beside its temperature; it changes no row that does not.
 
@@ -73,25 +75,22 @@ def race(logits: Tensor, rows: SamplingRows, noise: Tensor, filters: Filters) ->
     """
     count, some = len(logits), max(1, AT_ONCE // logits.shape[1])
     if not filters or count <= some:
-        return _race(logits, rows, noise, filters)
+        return _filtered_gumbel_argmax(logits, rows, noise, filters)
     parts = [(first, first + some) for first in range(0, count, some)]
-    drawn = [_race(logits[a:b], rows.part(a, b), noise[a:b], filters) for a, b in parts]
+    drawn = [_filtered_gumbel_argmax(logits[a:b], rows.part(a, b), noise[a:b], filters) for a, b in parts]
     return torch.cat([tokens for tokens, _ in drawn]), torch.cat([logprobs for _, logprobs in drawn])
 
 
-def _race(logits: Tensor, rows: SamplingRows, noise: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
-    wide = race_dtype(logits.dtype)
+def _filtered_gumbel_argmax(
+    logits: Tensor, rows: SamplingRows, noise: Tensor, filters: Filters
+) -> tuple[Tensor, Tensor]:
+    wide = noise_dtype(logits.dtype)
     greedy = rows.temperature == 0
     scaled = logits.to(wide) / torch.where(greedy, 1.0, rows.temperature).to(wide)[:, None]
     scores = keep(scaled, rows, filters) if filters else scaled
     tokens = torch.where(greedy[:, None], scores, scores + noise).argmax(-1)
     logprobs = scaled.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
     return tokens, logprobs
-
-
-def race_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Scores and noise are float32, whatever the model computes in; float64 models race in float64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class NoiseAhead:
@@ -103,7 +102,7 @@ class NoiseAhead:
     BLOCK = 4096  # numbers per block: beyond this, making noise is no longer a matter of overhead
 
     def __init__(self, vocab: int, dtype: torch.dtype):
-        self.vocab, self.dtype = vocab, race_dtype(dtype)
+        self.vocab, self.dtype = vocab, noise_dtype(dtype)
         self._block: list[Tensor] = []
 
     def forget(self) -> None:

@@ -12,8 +12,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.core import Request, Sequence
 from paceline.rollout.pages import PagePool
-from paceline.rollout.request import Request, Sequence
 from paceline.rollout.rows import Rows
 
 

@@ -11,7 +11,7 @@ PARTS = ("prefill", "plain", "draft", "verify")  # that the time of a rollout is
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundRecord:
     """One step of the engine, for those who look at how a rollout went."""
 
     at: float  # seconds since the engine was made

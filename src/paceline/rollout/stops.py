@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.rollout.request import FinishReason, Sequence
+from paceline.core import FinishReason, Sequence
 
 Decode = Callable[[list[int]], str]
 
@@ -23,7 +23,7 @@ def finish_reason(seq: Sequence, longest: int, decode: Decode | None) -> FinishR
     return None
 
 
-def goes_on(seq: Sequence, tokens: list[int], longest: int) -> bool:
+def continues(seq: Sequence, tokens: list[int], longest: int) -> bool:
     """Whether it is plain at a glance that `seq` does not end with any of these tokens. Most rounds, nobody's does."""
     s = seq.request.sampling
     length = len(seq.tokens) + len(tokens)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from paceline.spot.verdict import Verdict
+from paceline.spot.evaluation import Evaluation
 
 VERSIONS = 4  # over which gains are added up
 LITTLE = 0.005  # a gain, relative, that is not worth training for
@@ -49,7 +49,7 @@ class Backoff:
     def due(self, step: int) -> bool:
         return step % self.every == 0
 
-    def note(self, verdict: Verdict) -> None:
+    def note(self, verdict: Evaluation) -> None:
         """A version has been judged, on the answers of all workers, whether it was published or not."""
         if not verdict.tokens or not math.isfinite(verdict.after / verdict.before):
             return

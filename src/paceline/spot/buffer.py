@@ -24,7 +24,7 @@ HELD_OUT = 8  # one answer in so many is never trained on, and as much of the ro
 
 
 @dataclass(frozen=True)
-class Sample:
+class FeatureSample:
     """A prompt and its answer, or a part of them, and what the policy thought of each token."""
 
     tokens: Tensor  # int32 [n]
@@ -41,19 +41,19 @@ class Sample:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def part(self, first: int, last: int, prompt: int) -> Sample:
+    def part(self, first: int, last: int, prompt: int) -> FeatureSample:
         """The tokens [first, last), in the same memory."""
         tokens, features, hidden = (t[first:last] for t in (self.tokens, self.features, self.hidden))
         return replace(self, tokens=tokens, prompt=prompt, features=features, hidden=hidden)
 
-    def on_host(self) -> Sample:
+    def on_host(self) -> FeatureSample:
         """In memory of its own: a part of something larger would keep all of it."""
         tokens, features, hidden = (_copy(t) for t in (self.tokens, self.features, self.hidden))
         return replace(self, tokens=tokens, features=features, hidden=hidden)
 
 
 @dataclass(eq=False)
-class Place:
+class BufferEntry:
     """Room for an answer, from before anything of it is computed."""
 
     tokens: Tensor  # int32 [n], what is kept of the text: all of it, or its first tokens
@@ -62,7 +62,7 @@ class Place:
     """Tokens of the whole text."""
     bytes: int
     held_out: bool
-    sample: Sample | None = None
+    sample: FeatureSample | None = None
     """What it was made for, once that is there."""
     given_up: bool = False
     """Whether it had to make room for another."""
@@ -71,16 +71,16 @@ class Place:
         return len(self.tokens)
 
 
-class Shelf:
+class Partition:
     """A number of bytes, and the rule who gets them."""
 
     def __init__(self, max_bytes: int):
         self.max_bytes = max_bytes
         self.bytes = 0
-        self.new: list[Place] = []
-        self.old: list[Place] = []  # of the step before, shortest first
+        self.new: list[BufferEntry] = []
+        self.old: list[BufferEntry] = []  # of the step before, shortest first
 
-    def take(self, place: Place, complete: bool) -> bool:
+    def take(self, place: BufferEntry, complete: bool) -> bool:
         """Make room, or leave all as it is. Shorter answers make room for longer ones: first those of the step before,
         then those of this step. What is old and longer keeps half of the shelf, until the answers of this step are
         `complete`: those that come early are short."""
@@ -94,10 +94,10 @@ class Shelf:
         self.bytes += place.bytes
         return True
 
-    def _to_leave(self, place: Place, complete: bool) -> list[Place] | None:
+    def _to_leave(self, place: BufferEntry, complete: bool) -> list[BufferEntry] | None:
         missing = self.bytes + place.bytes - self.max_bytes
         kept = sum(p.bytes for p in self.old)
-        leave: list[Place] = []
+        leave: list[BufferEntry] = []
         for other in self.old:
             kept -= other.bytes
             if missing <= 0 or (other.text > place.text and 2 * kept < self.max_bytes and not complete):
@@ -111,7 +111,7 @@ class Shelf:
             missing -= other.bytes
         return leave if missing <= 0 else None
 
-    def drop(self, place: Place) -> None:
+    def drop(self, place: BufferEntry) -> None:
         """It has left one of the lists."""
         place.given_up = True
         place.sample = None
@@ -127,12 +127,12 @@ class SpotBuffer:
         """Answers that were ever offered."""
         self.offered = 0
         """Answers of this step that were, or that nobody wanted because there are longer ones."""
-        self._held_out = Shelf(max_bytes // HELD_OUT)
-        self._others = Shelf(max_bytes - max_bytes // HELD_OUT)
+        self._held_out = Partition(max_bytes // HELD_OUT)
+        self._others = Partition(max_bytes - max_bytes // HELD_OUT)
         self._complete = False
 
     @property
-    def _shelves(self) -> tuple[Shelf, Shelf]:
+    def _shelves(self) -> tuple[Partition, Partition]:
         return self._held_out, self._others
 
     @property
@@ -141,7 +141,7 @@ class SpotBuffer:
         return sum(shelf.bytes for shelf in self._shelves)
 
     @property
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[FeatureSample]:
         """Those of the step before first."""
         places = [p for s in self._shelves for p in s.old] + [p for s in self._shelves for p in s.new]
         return [p.sample for p in places if p.sample is not None]
@@ -174,7 +174,7 @@ class SpotBuffer:
         self.offered = 0
         self._complete = True
 
-    def reserve(self, tokens: Sequence[int] | Tensor, prompt: int, width: int) -> Place | None:
+    def reserve(self, tokens: Sequence[int] | Tensor, prompt: int, width: int) -> BufferEntry | None:
         """Make room for an answer, its prompt's tokens before it, with so many bytes of what the policy thinks of each
         token -> None if it is not kept. What is larger than all the room there is, is kept as far as it fits; what has
         no token to learn from then, not at all."""
@@ -187,28 +187,28 @@ class SpotBuffer:
         fits = min(len(text), shelf.max_bytes // each)
         if fits <= prompt:
             return None
-        place = Place(text[:fits], prompt, len(text), fits * each, held_out)
+        place = BufferEntry(text[:fits], prompt, len(text), fits * each, held_out)
         if not shelf.take(place, self._complete):
             return None
         place.tokens = _copy(place.tokens)
         return place
 
-    def fill(self, place: Place, features: Tensor, hidden: Tensor) -> None:
+    def fill(self, place: BufferEntry, features: Tensor, hidden: Tensor) -> None:
         """What the policy thinks of a text, from its first token on. Only what is kept of it is copied."""
         if place.given_up:
             return
-        sample = Sample(place.tokens, place.prompt, features[: len(place)], hidden[: len(place)], place.held_out)
+        sample = FeatureSample(place.tokens, place.prompt, features[: len(place)], hidden[: len(place)], place.held_out)
         assert sample.bytes == place.bytes, "room was made for tensors of another width"
         place.sample = replace(sample, features=_copy(sample.features), hidden=_copy(sample.hidden))
 
-    def give_back(self, place: Place) -> None:
+    def give_back(self, place: BufferEntry) -> None:
         """Nobody will fill it."""
         if not place.given_up:
             shelf = self._held_out if place.held_out else self._others
             (shelf.new if place in shelf.new else shelf.old).remove(place)
             shelf.drop(place)
 
-    def put(self, sample: Sample) -> bool:
+    def put(self, sample: FeatureSample) -> bool:
         """Keep an answer of which everything is known -> whether it is kept."""
         width = sum(t[0].numel() * t.element_size() for t in (sample.features, sample.hidden))
         place = self.reserve(sample.tokens, sample.prompt, width)

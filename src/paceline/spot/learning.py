@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from paceline.config import Config, SpotConfig
-from paceline.draft.neural import NeuralDrafter
-from paceline.draft.trainer import TrainSettings
-from paceline.draft.training import read_texts, suitable_rate
-from paceline.spot.buffer import Place, SpotBuffer
-from paceline.spot.trainer import Spell, SpotSettings, SpotTrainer
+from paceline.draft.eagle.loss import read_sequences, suitable_rate
+from paceline.draft.eagle.model import EagleModel
+from paceline.draft.eagle.trainer import TrainSettings
+from paceline.spot.buffer import BufferEntry, SpotBuffer
+from paceline.spot.trainer import SpotSettings, SpotTrainer, TrainingStats
 
 JUDGED, LITTLE = 4096, 512  # tokens that all judge by together, and each at least
 GENTLE = 0.1  # of the learning rate, for a drafter that is good already: what its training ended with
@@ -33,7 +33,7 @@ Text = tuple[Sequence[int], int]
 
 
 class DrafterLearning:
-    def __init__(self, drafter: NeuralDrafter, config: SpotConfig, seed: int, workers: int = 1, warm: bool = False):
+    def __init__(self, drafter: EagleModel, config: SpotConfig, seed: int, workers: int = 1, warm: bool = False):
         """One of so many workers. A `warm` drafter was trained before: large steps would first of all undo that."""
         self.config = config
         self.buffer = SpotBuffer(int(config.buffer_mb * 2**20))
@@ -44,11 +44,11 @@ class DrafterLearning:
             anneal=None if warm else ANNEAL,
         )
         self.trainer = SpotTrainer(drafter, self.buffer, TrainSettings(lr=rate, loss=config.loss), settings, seed)
-        self.spell = Spell()
+        self.spell = TrainingStats()
         """What was trained since the rollout began."""
-        self._steps: Iterator[Spell] | None = None  # over what is in the buffer
+        self._steps: Iterator[TrainingStats] | None = None  # over what is in the buffer
         self._unread: list[tuple[list[int], int]] = []
-        self._places: dict[int, Place] = {}  # for answers that the learner runs the policy over
+        self._places: dict[int, BufferEntry] = {}  # for answers that the learner runs the policy over
         self._width = (drafter.fc.shape[1] + drafter.policy.config.hidden_size) * drafter.policy.dtype.itemsize
         self._turns = 0
 
@@ -58,7 +58,7 @@ class DrafterLearning:
 
     def begin_rollout(self, new_step: bool) -> None:
         """The first rollout of a step, or another one of it."""
-        self.spell, self._steps = Spell(), None
+        self.spell, self._steps = TrainingStats(), None
         if new_step:
             self.buffer.next_step()
             self._unread.clear()
@@ -89,7 +89,7 @@ class DrafterLearning:
         self._steps = None  # there is more to learn from, and they hold on to what makes room for it
         self._unread.sort(key=lambda text: len(text[0]))
         most = max(self.trainer.size, READ_AT_ONCE if self.trainer.drafter.fc.is_cuda else 0)
-        places: list[Place] = []
+        places: list[BufferEntry] = []
         while self._unread and (not places or sum(map(len, places)) + len(self._unread[-1][0]) <= most):
             place = self.buffer.reserve(*self._unread.pop(), self._width)
             if place is not None:
@@ -97,7 +97,7 @@ class DrafterLearning:
         if not places:
             return False
         started = time.perf_counter()
-        texts = read_texts(self.trainer.drafter, [(place.tokens.tolist(), place.prompt) for place in places])
+        texts = read_sequences(self.trainer.drafter, [(place.tokens.tolist(), place.prompt) for place in places])
         pieces = (t.split([len(place) for place in places]) for t in (texts.features, texts.hidden))
         for place, features, hidden in zip(places, *pieces, strict=True):
             self.buffer.fill(place, features, hidden)

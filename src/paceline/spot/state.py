@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from paceline import reading
 from paceline.errors import UserError
+from paceline.files import reading
 from paceline.spot.trainer import MOST, SpotTrainer
 
 TENSORS, VALUES = "training.safetensors", "training.json"

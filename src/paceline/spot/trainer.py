@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.draft.gradients import SMALLEST, size_of
-from paceline.draft.neural import NeuralDrafter
-from paceline.draft.trainer import DrafterTrainer, TrainSettings, copy_of
-from paceline.draft.training import Texts, batches, before_answers, expected_accept_length
-from paceline.spot.buffer import Sample, SpotBuffer
+from paceline.draft.eagle.gradients import SMALLEST, size_of
+from paceline.draft.eagle.loss import PackedSequences, batches, before_completions, expected_accept_length
+from paceline.draft.eagle.model import EagleModel
+from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings, copy_of
+from paceline.spot.buffer import FeatureSample, SpotBuffer
+from paceline.spot.evaluation import Evaluation
 from paceline.spot.merge import contribution, merged
-from paceline.spot.verdict import Verdict
 
 LEAST, MOST = 128, 4096  # tokens of a step: from there on, more steps teach more than larger ones
 AGAIN = 50  # steps
@@ -43,7 +43,7 @@ class SpotSettings:
 
 
 @dataclass
-class Spell:
+class TrainingStats:
     """What one stretch of training did."""
 
     steps: int = 0
@@ -54,8 +54,8 @@ class Spell:
     thrown_away: int = 0
     """Steps whose loss or gradient was not finite."""
 
-    def __add__(self, other: Spell) -> Spell:
-        return Spell(
+    def __add__(self, other: TrainingStats) -> TrainingStats:
+        return TrainingStats(
             self.steps + other.steps,
             self.tokens + other.tokens,
             self.seconds + other.seconds,
@@ -67,7 +67,7 @@ class Spell:
 class SpotTrainer:
     def __init__(
         self,
-        drafter: NeuralDrafter,
+        drafter: EagleModel,
         buffer: SpotBuffer,
         training: TrainSettings | None = None,
         settings: SpotSettings | None = None,
@@ -100,9 +100,9 @@ class SpotTrainer:
         """Those in training, in float32."""
         return self._trainer.masters
 
-    def train(self, go_on: Callable[[], bool]) -> Spell:
+    def train(self, go_on: Callable[[], bool]) -> TrainingStats:
         """Steps for as long as `go_on` says so: it is asked before each one."""
-        spell, steps = Spell(), self.steps()
+        spell, steps = TrainingStats(), self.steps()
         while go_on():
             step = next(steps, None)
             if step is None:
@@ -110,7 +110,7 @@ class SpotTrainer:
             spell += step
         return spell
 
-    def steps(self) -> Iterator[Spell]:
+    def steps(self) -> Iterator[TrainingStats]:
         """Steps over what the buffer holds now and the policy thinks now, again and again, each made when it is asked
         for; none if there is nothing to learn from."""
         for pack in self.packs():
@@ -122,7 +122,7 @@ class SpotTrainer:
                 self._resize(spell.tokens, spell.seconds)
             yield spell
 
-    def packs(self) -> Iterator[list[Sample]]:
+    def packs(self) -> Iterator[list[FeatureSample]]:
         """What the buffer holds now, but for what is held out, in parts of the size of a step, again and again."""
         self._trainer.copy.refresh()
         samples = [s for s in self.buffer.samples if not self._is_held_out(s)]
@@ -134,14 +134,14 @@ class SpotTrainer:
                 if not size / 2 < self.size < 2 * size:  # steps have another size now
                     break
 
-    def _knows(self, pack: list[Sample]) -> bool:
+    def _knows(self, pack: list[FeatureSample]) -> bool:
         """Whether there was a step of this size: on a GPU the first captures a graph, and says nothing about others."""
         size = size_of(sum(map(len, pack))) if self._on_gpu else 0
         known = not self._on_gpu or size in self._known
         self._known.add(size)
         return known
 
-    def begin(self, texts: Texts) -> None:
+    def begin(self, texts: PackedSequences) -> None:
         """The first half of a step, on texts that lie on the host."""
         anneal = self.settings.anneal
         self._begun = len(texts.tokens)
@@ -152,15 +152,15 @@ class SpotTrainer:
         """Whether `end` has nothing to wait for."""
         return self._trainer.computed
 
-    def end(self) -> Spell:
+    def end(self) -> TrainingStats:
         """The second half."""
         before = self._trainer.steps
         loss, _ = self._trainer.end()
         if self._trainer.steps == before:
-            return Spell(tokens=self._begun, thrown_away=1)
+            return TrainingStats(tokens=self._begun, thrown_away=1)
         self.tokens += self._begun
         self._age += 1
-        return Spell(1, self._begun, loss=loss)
+        return TrainingStats(1, self._begun, loss=loss)
 
     def _resize(self, tokens: int, seconds: float) -> None:
         """Towards the set time, by at most a factor of two at once, because the first steps are slow for other reasons;
@@ -177,13 +177,13 @@ class SpotTrainer:
         if self._on_gpu:  # graphs come in powers of two
             self.size = 2.0 ** int(math.log2(self.size))
 
-    def judge(self) -> Verdict:
+    def judge(self) -> Evaluation:
         """The published drafter against the one in training."""
         return self.judge_candidate(self.weights)
 
-    def judge_candidate(self, weights: list[Tensor]) -> Verdict:
+    def judge_candidate(self, weights: list[Tensor]) -> Evaluation:
         """The published drafter against one with these weights, on answers that this worker has trained neither on."""
-        held_out: list[Sample] = []
+        held_out: list[FeatureSample] = []
         left = self.settings.judge_tokens
         for sample in reversed(self.buffer.samples):  # the latest policy's first
             if self._is_held_out(sample):
@@ -192,12 +192,12 @@ class SpotTrainer:
                     held_out.append(part)
                     left -= len(part)
         if not held_out:
-            return Verdict(0.0, 0.0, 0)
+            return Evaluation(0.0, 0.0, 0)
         texts, runs = lay_out(held_out, self._on_gpu).to(self.drafter.fc.device), self._training.runs
         before, after = (
             expected_accept_length(drafter, texts, runs) for drafter in (self.drafter, copy_of(self.drafter, weights))
         )
-        return Verdict(before, after, int(texts.learn.sum()))
+        return Evaluation(before, after, int(texts.learn.sum()))
 
     def adopt(self, weights: list[Tensor] | None) -> None:
         """Make these weights the drafter that guesses and the one that training goes on from; or, with None, drop what
@@ -210,7 +210,7 @@ class SpotTrainer:
             self._begin_anew()
         self.tokens = 0
 
-    def settle(self, candidate: list[Tensor], verdict: Verdict) -> None:
+    def settle(self, candidate: list[Tensor], verdict: Evaluation) -> None:
         """Adopt a candidate that is not worse. One that is a little worse may become better: training goes on from it.
         One that is much worse is thrown away."""
         if verdict.better:
@@ -223,7 +223,7 @@ class SpotTrainer:
         self._begin_anew()
         self.version, self.tokens = version, 0
 
-    def publish(self) -> Verdict | None:
+    def publish(self) -> Evaluation | None:
         """What workers do together, done alone: make what was trained the drafter that guesses, if it is not worse, or
         else go back to the last version. None if nothing was trained, or if there is nothing to judge it by; then
         training goes on, and the next time decides."""
@@ -262,11 +262,11 @@ class SpotTrainer:
         self._dice.setstate((version, tuple(numbers), gauss))
         self.buffer.seen = values["seen"]
 
-    def _is_held_out(self, sample: Sample) -> bool:
+    def _is_held_out(self, sample: FeatureSample) -> bool:
         return sample.held_out
 
 
-def cut(sample: Sample, size: int, dice: random.Random) -> list[Sample]:
+def cut(sample: FeatureSample, size: int, dice: random.Random) -> list[FeatureSample]:
     """A long answer in pieces of the size of a step, cut at other places each time, so that a step takes the time that
     it may and all of the answer is learned from. Where tokens lie in a text is nothing that a drafter knows."""
     if len(sample) <= size:
@@ -277,7 +277,7 @@ def cut(sample: Sample, size: int, dice: random.Random) -> list[Sample]:
     return [piece for piece in pieces if len(piece) > piece.prompt]
 
 
-def excerpt(sample: Sample, size: int) -> Sample:
+def excerpt(sample: FeatureSample, size: int) -> FeatureSample:
     """An answer that is longer than that, from a place on that is always the same."""
     if len(sample) <= size:
         return sample
@@ -287,12 +287,12 @@ def excerpt(sample: Sample, size: int) -> Sample:
     return _piece(sample, first, min(len(sample), first + size))
 
 
-def _piece(sample: Sample, first: int, last: int) -> Sample:
+def _piece(sample: FeatureSample, first: int, last: int) -> FeatureSample:
     """What the policy thought before its first token is not known, so nothing is learned there."""
     return sample.part(first, last, sample.prompt if first == 0 else max(2, sample.prompt - first))
 
 
-def lay_out(samples: list[Sample], pin: bool = False) -> Texts:
+def lay_out(samples: list[FeatureSample], pin: bool = False) -> PackedSequences:
     """Samples end to end, on the host; pinned there, so that a GPU fetches them by itself."""
     count = sum(map(len, samples))
 
@@ -300,10 +300,10 @@ def lay_out(samples: list[Sample], pin: bool = False) -> Texts:
         room = torch.empty(count, *parts[0].shape[1:], dtype=parts[0].dtype, pin_memory=pin)
         return torch.cat(parts, out=room)
 
-    return Texts(
+    return PackedSequences(
         tokens=joined([s.tokens.long() for s in samples]),
         place=joined([torch.arange(len(s)) for s in samples]),
         features=joined([s.features for s in samples]),
         hidden=joined([s.hidden for s in samples]),
-        learn=before_answers([len(s) for s in samples], [s.prompt for s in samples]),
+        learn=before_completions([len(s) for s in samples], [s.prompt for s in samples]),
     )

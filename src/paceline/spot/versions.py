@@ -8,10 +8,10 @@ from typing import Any
 
 from paceline.config import SpotConfig
 from paceline.spot.backoff import Backoff
-from paceline.spot.trainer import Spell
-from paceline.spot.verdict import Verdict
+from paceline.spot.evaluation import Evaluation
+from paceline.spot.trainer import TrainingStats
 
-Merge = Callable[[], Verdict | None]
+Merge = Callable[[], Evaluation | None]
 """Makes a version out of what all have trained and judges it; None if there was nothing to make or to judge by."""
 
 
@@ -29,7 +29,7 @@ class Versions:
     def training_is_due(self, step: int) -> bool:
         return self.backoff.due(step)
 
-    def make(self, merge: Merge, spell: Spell, first_holds: float | None) -> dict[str, float]:
+    def make(self, merge: Merge, spell: TrainingStats, first_holds: float | None) -> dict[str, float]:
         """After the training of a step, make the next version if its turn has come -> what happened, as metrics.
         `first_holds` is the share of first guesses that held in the step's rollout, if there were guesses."""
         self._unmerged |= spell.steps > 0
@@ -47,7 +47,7 @@ class Versions:
             self.backoff.note_rollout(first_holds)
         return self._describe(published, spell, verdict)
 
-    def _describe(self, published: bool, spell: Spell, verdict: Verdict | None) -> dict[str, float]:
+    def _describe(self, published: bool, spell: TrainingStats, verdict: Evaluation | None) -> dict[str, float]:
         metrics = {
             "drafter/version": float(self.version),
             "drafter/published": float(published),

@@ -1,6 +1,6 @@
-"""Where prompts come from and how answers are judged. Knows nothing of models: reward processes import only this."""
+"""Where prompts come from and how completions are rewarded. Imports no model: reward processes import only this."""
 
-from paceline.tasks.sample import Sample, Task
+from paceline.tasks.sample import Task
 from paceline.tasks.tasks import make_task
 
-__all__ = ["Sample", "Task", "make_task"]
+__all__ = ["Task", "make_task"]

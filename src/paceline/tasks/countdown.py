@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
+from paceline.core import Prompt, Sample, mix_seed
 from paceline.errors import UserError
-from paceline.tasks.sample import Order, Prompt, Sample, mix_seed, text_of
+from paceline.tasks.sample import Order, text_of
 
 Style = Literal["search", "chat", "text"]
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from paceline.core import Prompt, Sample
 from paceline.errors import UserError
-from paceline.reading import decode, open_file, parse_json, shorten
+from paceline.files.reading import decode, open_file, parse_json, shorten
 from paceline.tasks.rows import as_prompt, check_row, check_sendable
-from paceline.tasks.sample import Order, Prompt, Sample
+from paceline.tasks.sample import Order
 
 MAX_BYTES = 8 * 2**30
 """Of a file, and of what a compressed one unpacks to: its rows are held in memory."""

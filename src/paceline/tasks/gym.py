@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+from paceline.core import Sample, mix_seed
 from paceline.errors import UserError
-from paceline.reading import shorten
-from paceline.tasks.sample import Sample, mix_seed
+from paceline.files.reading import shorten
 
 DEFAULT_SIZE = 100_000
 INSTRUCTION = "Give the final answer inside <answer> </answer>."

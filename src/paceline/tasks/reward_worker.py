@@ -8,7 +8,7 @@ import time
 
 from paceline.errors import UserError
 from paceline.process.program import join_parent
-from paceline.tasks.judge import Imported, Judged, try_judge
+from paceline.tasks.reward_pool import Imported, RewardDone, try_rewards
 from paceline.tasks.rewards import load_reward
 
 
@@ -25,10 +25,10 @@ def main() -> None:
     while True:
         job = parent.receive()
         started = time.perf_counter()
-        verdict = try_judge(rewards, job)
+        verdict = try_rewards(rewards, job)
         if os.getpid() != me:
             os._exit(0)  # a function has forked, and this is the copy: the answer is the original's to judge
-        parent.send(Judged(verdict, time.perf_counter() - started))
+        parent.send(RewardDone(verdict, time.perf_counter() - started))
 
 
 if __name__ == "__main__":

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.core import Sample
 from paceline.errors import UserError
-from paceline.reading import shorten
+from paceline.files.reading import shorten
 from paceline.tasks import countdown, gym
-from paceline.tasks.sample import Sample, text_of
+from paceline.tasks.sample import text_of
 
 MAX_SHOWN = 200  # characters of what a function returned, in a sentence
 
@@ -49,7 +50,7 @@ def as_reward(function: Callable[..., Any], name: str, weight: float = 1.0) -> R
     return Reward(name, weight, _adapt(function, name))
 
 
-def judge(rewards: list[Reward], sample: Sample, text: str, tokens: list[int]) -> dict[str, float]:
+def compute_rewards(rewards: list[Reward], sample: Sample, text: str, tokens: list[int]) -> dict[str, float]:
     """Value of each function that has an opinion. Raises `BadReward` for what is not a number."""
     values = {}
     for reward in rewards:

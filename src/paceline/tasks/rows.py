@@ -9,9 +9,9 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.core import Prompt
 from paceline.errors import UserError
-from paceline.reading import shorten
-from paceline.tasks.sample import Prompt
+from paceline.files.reading import shorten
 
 WANTED = "it must be text, or messages with role and content"
 

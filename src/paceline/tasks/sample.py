@@ -1,29 +1,11 @@
-"""The vocabulary of tasks: a sample is a prompt and whatever its reward needs to know."""
+"""What a task is: a stream of samples, each a pure function of its index."""
 
 from __future__ import annotations
 
-import hashlib
 import random
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-Prompt = str | list[dict[str, Any]]
-"""Text, or messages for the model's chat template."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    index: int
-    prompt: Prompt
-    columns: dict[str, Any] = field(default_factory=dict)
-    """Passed to the reward functions by name."""
-    origin: str = ""
-    """Which row it is, for messages: "line 7 of data.jsonl"; empty for one that was generated."""
-
-    @property
-    def where(self) -> str:
-        """For messages."""
-        return f"sample {self.index} ({self.origin})" if self.origin else f"sample {self.index}"
+from paceline.core import Sample, mix_seed
 
 
 class Task(Protocol):
@@ -42,12 +24,6 @@ class Task(Protocol):
 def text_of(completion: Any) -> str:
     """The text of a completion that is text, or messages whose last one is the answer."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
-
-
-def mix_seed(*parts: int | str) -> int:
-    """One seed from several, the same on every machine and in every process."""
-    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 class Order:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.errors import UserError
-from paceline.reading import named_path, shorten
+from paceline.files.reading import named_path, shorten
 from paceline.tasks.countdown import Countdown, Style
 from paceline.tasks.datasets import DataSet, Rows, read_file, read_hub
 from paceline.tasks.gym import Gym

@@ -11,7 +11,7 @@ import sys
 
 WHAT = {
     "assign": ("paceline.cluster.worker", "Worker", "assign"),
-    "round": ("paceline.rollout.engine", "Engine", "step"),
+    "round": ("paceline.rollout.engine", "RolloutEngine", "step"),
     "training": ("paceline.spot.learning", "DrafterLearning", "step"),
     "spend": ("paceline.spot.learning", "DrafterLearning", "spend"),
     "gradients": ("paceline.learn.learner", "Learner", "gradients"),

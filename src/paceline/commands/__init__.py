@@ -1,0 +1,1 @@
+"""What the commands do, beyond reading their arguments."""

@@ -1,0 +1,126 @@
+"""`paceline draft train` and `paceline draft eval`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import cast, get_args
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.config import Config, describe_recipe, load_config
+from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.loss import DraftLoss
+from paceline.draft.eagle.model import EagleModel, load_drafter, save_drafter
+from paceline.errors import UserError
+from paceline.library.fit import DEPTH, POSITIONS, Fitted, count_accepted, drafter_for, fit, generate_sequences
+from paceline.model import Decoder, load_model
+from paceline.model.tokenizer import Tokenizer, load_tokenizer
+from paceline.setup.build import choose_device, find_drafter, make_sampling
+from paceline.tasks import make_task
+from paceline.tasks.tasks import choose_style
+
+HELD_OUT = 1_000_003  # added to the seed for prompts that training has not seen
+
+
+def train_command(
+    model: str,
+    task: str,
+    out: Path,
+    minutes: float,
+    answers: int,
+    loss: str,
+    window: int,
+    vocab: int | None,
+    overrides: list[str],
+) -> None:
+    if loss not in get_args(DraftLoss):
+        raise UserError(f"--loss is '{loss}', but must be one of: {', '.join(get_args(DraftLoss))}")
+    if (out / "config.json").exists():
+        raise UserError(f"{out} holds a model or drafter already; name another folder with --out")
+    config, policy, tokenizer = _load(model, task, overrides)
+    console = Console(highlight=False)
+    started = time.perf_counter()
+    texts = generate_sequences(policy, _requests(config, policy, tokenizer, answers, 0, config.rollout.temperature))
+    tokens = sum(len(t) for t, _ in texts)
+    seconds = time.perf_counter() - started
+    console.print(f"{len(texts)} answers, {tokens:,} tokens, in {seconds:.0f} s ({tokens / seconds:,.0f} tokens/s)")
+
+    drafter = drafter_for(policy, texts, window, vocab, config.seed)
+    if drafter.vocab is not None:
+        console.print(f"it can guess {len(drafter.vocab):,} of {policy.config.vocab_size:,} tokens")
+    shown = time.perf_counter()
+
+    def show(f: Fitted) -> None:
+        nonlocal shown
+        if time.perf_counter() - shown > max(2.0, 3 * minutes):
+            shown = time.perf_counter()
+            same = " ".join(f"{a:.2f}" for a in f.agree)
+            console.print(f"{f.seconds:5.0f} s  step {f.steps}  loss {f.loss:.3f}  agrees by depth {same}")
+
+    f = fit(drafter, texts, 60 * minutes, cast(DraftLoss, loss), config.seed, show)
+    trained = {"policy": model, "task": task, "answers": len(texts), "tokens": f.tokens, "steps": f.steps, "loss": loss}
+    save_drafter(drafter, out, trained)
+    console.print(f"saved to {out}; see how it does with: paceline draft eval {out} --model {model}")
+    result = {"steps": f.steps, "tokens": f.tokens, "seconds": round(f.seconds, 1), "loss": round(f.loss, 4)}
+    print(json.dumps(result | {"agree": [round(a, 4) for a in f.agree], "out": str(out)}))
+
+
+def eval_command(name: str, model: str, task: str, prompts: int, overrides: list[str]) -> None:
+    config, policy, tokenizer = _load(model, task, overrides)
+    folder = find_drafter(name, model)
+    if folder is None:
+        raise UserError(f"there is no drafter beside the model {model}; name its folder")
+    drafter = load_drafter(folder, policy)
+    console = Console(highlight=False)
+    by_depth = Table("temperature", "accept length", *(f"depth {d + 1}" for d in range(DEPTH)), box=None)
+    rows = []
+    for temperature in (0.0, 0.6, 1.0):
+        row = examine(config, policy, tokenizer, drafter, prompts, temperature)
+        rows.append(row)
+        by_depth.add_row(f"{temperature}", f"{row['accept_length']:.2f}", *(f"{h:.2f}" for h in row["holds"]))
+    console.print(f"tokens per check with chains of {DEPTH} guesses, and how often the guess at each depth holds")
+    console.print(by_depth)
+    by_place = Table("tokens into the answer", *(f"T = {r['temperature']}" for r in rows), box=None)
+    for i, end in enumerate(POSITIONS):
+        start = POSITIONS[i - 1] if i else 0
+        label = f"{start} – {end}" if end < 10**9 else f"from {start}"
+        by_place.add_row(label, *("-" if (v := r["by_position"][i]) is None else f"{v:.2f}" for r in rows))
+    console.print(by_place)
+    print(json.dumps({"drafter": str(folder), "prompts": prompts, "rows": rows}))
+
+
+def examine(
+    config: Config,
+    policy: Decoder,
+    tokenizer: Tokenizer,
+    drafter: EagleModel,
+    prompts: int,
+    temperature: float,
+    depth: int = DEPTH,
+) -> dict:
+    """Answer held-out prompts with chains of guesses, and count those that hold."""
+    requests = _requests(config, policy, tokenizer, prompts, HELD_OUT, temperature)
+    return {"temperature": temperature} | count_accepted(drafter, requests, depth)
+
+
+def _load(model: str, task: str, overrides: list[str]) -> tuple[Config, Decoder, Tokenizer]:
+    words = [f"model.path={model}", f"task.name={task}", *overrides]
+    config = load_config(None, words)
+    Console(highlight=False).print(describe_recipe(None, words), markup=False)
+    device = choose_device(config.model.device)
+    return config, load_model(model, config.model.dtype, device), load_tokenizer(model)
+
+
+def _requests(
+    config: Config, policy: Decoder, tokenizer: Tokenizer, count: int, seed: int, temperature: float
+) -> list[Request]:
+    style = choose_style(config.task.style, policy.config.hf, bool(tokenizer.hf.chat_template))
+    task = make_task(config.task.model_copy(update={"problems": None}), config.seed + seed, style)
+    s = make_sampling(config, tokenizer.eos_ids)
+    sampling = SamplingParams(temperature, max_tokens=s.max_tokens, stop_token_ids=s.stop_token_ids)
+    samples = [task.sample(i) for i in range(count)]
+    prompts = [tuple(tokenizer.encode_prompt(sample.prompt, sample.where)) for sample in samples]
+    return [Request(i, prompt, sampling, config.seed) for i, prompt in enumerate(prompts)]

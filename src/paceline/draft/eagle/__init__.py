@@ -1,0 +1,1 @@
+"""The EAGLE-3 drafter: its model, its cache, its checkpoints and how it is trained."""

@@ -1,0 +1,99 @@
+"""The gradients of a drafter's training step; on a GPU as one graph replay.
+
+A step over some thousand tokens is a thousand small kernels, which take the host longer to launch than the card to run.
+A graph has one size, so texts are padded to the next of a few sizes with one that nothing is learned from; where
+something is learned is then a matter of weights, not of how many rows there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.draft.eagle.loss import DraftLoss, PackedSequences, unrolled_loss
+from paceline.draft.eagle.model import EagleModel
+from paceline.kernels.capture import Graph, capture, warm_up
+
+CLIP = 1.0  # the most that the norm of a gradient may be
+SMALLEST, LARGEST = 512, 1 << 16  # tokens of a graph
+
+
+class Gradients(NamedTuple):
+    """Of each parameter, in float32, clipped; and the numbers of the step: loss, norm before clipping, and how often
+    each guess in a row agrees."""
+
+    of: list[Tensor]
+    numbers: Tensor
+
+
+def make_gradients(drafter: EagleModel, runs: int, loss: DraftLoss) -> Callable[[PackedSequences], Gradients]:
+    """What computes them for this drafter, whose parameters it reads anew each time."""
+    if drafter.fc.is_cuda:
+        return GraphedGradients(drafter, runs, loss)
+    return lambda texts: gradients(drafter, texts, runs, loss)
+
+
+def gradients(
+    drafter: EagleModel, texts: PackedSequences, runs: int, loss: DraftLoss, rows: Tensor | None = None
+) -> Gradients:
+    params = list(drafter.parameters())
+    with torch.enable_grad():
+        value, agree = unrolled_loss(drafter, texts, runs, loss, rows)
+        # Texts without an answer leave some without a gradient.
+        found = torch.autograd.grad(value, params, materialize_grads=True)
+    wide = [g.float() for g in found]
+    norm = torch.nn.utils.get_total_norm(wide)
+    torch._foreach_mul_(wide, (CLIP / (norm + 1e-6)).clamp(max=1.0))
+    return Gradients(wide, torch.cat((torch.stack((value.detach(), norm)), agree)))
+
+
+class GraphedGradients:
+    def __init__(self, drafter: EagleModel, runs: int, loss: DraftLoss):
+        self.drafter, self.runs, self.loss = drafter, runs, loss
+        self._graphs: dict[int, tuple[Graph, PackedSequences, Gradients]] = {}
+        self._memory = torch.cuda.graph_pool_handle()
+        self._places = torch.arange(LARGEST, device=drafter.fc.device)  # graphs read it, so it stays where it is
+
+    def __call__(self, texts: PackedSequences) -> Gradients:
+        tokens = size_of(len(texts.tokens))
+        if tokens > LARGEST:
+            return gradients(self.drafter, texts.to(self.drafter.fc.device), self.runs, self.loss)
+        if tokens not in self._graphs:
+            self._graphs[tokens] = self._capture(tokens, texts)
+        graph, room, result = self._graphs[tokens]
+        put(texts, room)
+        graph.replay()
+        return result
+
+    def _capture(self, tokens: int, texts: PackedSequences) -> tuple[Graph, PackedSequences, Gradients]:
+        room = room_for(tokens, texts, self.drafter.fc.device)
+        put(texts, room)
+        rows = self._places[:tokens]
+        work = lambda: gradients(self.drafter, room, self.runs, self.loss, rows)  # noqa: E731
+        warm_up(work)
+        graph, result = capture(work, self._memory)
+        return graph, room, result
+
+
+def size_of(tokens: int) -> int:
+    """The size of the graph that takes so many tokens."""
+    return max(SMALLEST, 1 << (tokens - 1).bit_length())
+
+
+def room_for(tokens: int, texts: PackedSequences, device: torch.device) -> PackedSequences:
+    """Where so many tokens of such texts find room."""
+    empty = {name: t.new_zeros(tokens, *t.shape[1:], device=device) for name, t in vars(texts).items()}
+    return PackedSequences(**empty)
+
+
+def put(texts: PackedSequences, room: PackedSequences) -> None:
+    """Put texts where there may be more room than they need: what is left over is a text of its own, from which nothing
+    is learned."""
+    used, left = len(texts.tokens), len(room.tokens) - len(texts.tokens)
+    for name, target in vars(room).items():
+        target[:used].copy_(getattr(texts, name), non_blocking=True)
+        target[used:].zero_()
+    torch.arange(left, out=room.place[used:])

@@ -1,0 +1,216 @@
+"""The neural drafter, in EAGLE-3's shape: one decoder layer over the policy's features, with the policy's own
+embeddings and head, so that it follows the policy for free.
+
+Its entry for place p of a text is made of token p and of what the policy thought of token p-1: the three tapped hidden
+states, fused to one. From there the layer's output takes the place of the features, guess after guess. Its cache is a
+window of its latest entries (`draft.window`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from paceline.draft.eagle.checkpoint import HEAD, WINDOW, make_config, read_eagle3, vocabulary_maps
+from paceline.kernels.hopper.epilogue import concat_norm
+from paceline.model import fast
+from paceline.model.decoder import Attention, Decoder, Layer, rms_norm
+from paceline.model.grow import active_layers
+from paceline.model.rope import rotations
+
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class DrafterShape:
+    intermediate_size: int
+    window: int = WINDOW
+    """Entries that a guess looks back on."""
+    own_head: bool = False
+    """Whether it brings a head of its own, as drafters from elsewhere do, instead of the policy's."""
+
+
+class EagleModel(nn.Module):
+    vocab: Tensor | None
+
+    def __init__(self, policy: Decoder, shape: DrafterShape | None = None, vocab: Tensor | None = None):
+        """`vocab` lists the tokens that it can guess; by default all."""
+        super().__init__()
+        c = policy.config
+        self.shape = shape or DrafterShape(c.intermediate_size, min(WINDOW, c.max_positions))
+        self.tap_layers = c.tap_layers
+        own = replace(
+            c,
+            intermediate_size=self.shape.intermediate_size,
+            qkv_bias=False,
+            o_bias=False,
+            mlp_bias=False,
+            qk_norm=False,
+        )
+        self._policy = (policy,)  # in a tuple, so that its parameters are not this module's
+        h = c.hidden_size
+        self.fc = nn.Parameter(torch.empty(h, 3 * h))
+        self.embed_norm = nn.Parameter(torch.empty(h))
+        self.layer = Layer(own, c.layers, beside=h)
+        self.norm = nn.Parameter(torch.empty(h))
+        guessable = c.vocab_size if vocab is None else len(vocab)
+        self.own_head = nn.Parameter(torch.empty(guessable, h)) if self.shape.own_head else None
+        self.register_buffer("vocab", vocab, persistent=False)
+        self.to(device=policy.device, dtype=policy.dtype)
+        self._head: Tensor | None = None
+        self.requires_grad_(False)
+
+    @property
+    def policy(self) -> Decoder:
+        return self._policy[0]
+
+    @torch.no_grad()
+    def init_weights(self, seed: int = 0, std: float = 0.02) -> EagleModel:
+        generator = torch.Generator("cpu").manual_seed(seed)
+        for param in self.parameters():
+            if param.dim() < 2:
+                param.fill_(1.0)
+            else:
+                param.copy_(torch.empty(param.shape).normal_(0, std, generator=generator))
+        return self
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """The policy's tapped states [N, 3 * hidden] -> [N, hidden]"""
+        return torch.mm(features, self.fc.t())
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Entries of tokens [N] with what is known of the token before each, [N, hidden] -> [N, hidden]."""
+        return self.run(tokens, hidden, self.rotations(positions, hidden.dtype), attention)
+
+    def rotations(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return rotations(positions, self.policy.inv_freq, self.policy.rope_signs, dtype)
+
+    def run(self, tokens: Tensor, hidden: Tensor, turned: tuple[Tensor, Tensor], attention: Attention) -> Tensor:
+        """`forward` where the rotations are known."""
+        return self.step(tokens, hidden, turned, attention)[0]
+
+    def step(
+        self, tokens: Tensor, hidden: Tensor, turned: tuple[Tensor, Tensor], attention: Attention
+    ) -> tuple[Tensor, Tensor | None]:
+        """`run`, and where it comes with that, what the head reads: its output normed."""
+        table, layer = self.policy.embed.weight, self.layer
+        if fast.applies(hidden, attention):
+            normed = concat_norm(tokens, table, self.embed_norm, hidden, layer.input_norm, layer.eps)
+            return fast.run_layer(layer, hidden, normed, *turned, attention, self.norm)
+        embedded = F.embedding(tokens, table).to(hidden.dtype)
+        return layer.forward(hidden, *turned, attention, rms_norm(embedded, self.embed_norm, layer.eps)), None
+
+    def logits(self, hidden: Tensor, normed: Tensor | None = None) -> Tensor:
+        """[N, hidden] -> scores of the next token [N, guessable tokens]; quicker where it is known normed."""
+        if normed is None:
+            normed = rms_norm(hidden, self.norm, self.layer.eps)
+        normed = normed.to(self.policy.dtype)
+        if self.own_head is not None:
+            return torch.mm(normed, self.own_head.t())
+        return self.policy.logits(normed) if self.vocab is None else torch.mm(normed, self.head().t())
+
+    def head(self) -> Tensor:
+        """The rows of the policy's head that belong to the guessable tokens; a copy, so `refresh` it."""
+        if self._head is None:
+            assert self.vocab is not None
+            with torch.inference_mode(False):  # or it could not be written to outside of it
+                self._head = self.policy.head.weight.detach()[self.vocab]
+        return self._head
+
+    def refresh(self) -> None:
+        """The policy has changed: bring the copied rows of its head up to date, in place."""
+        if self._head is not None and self.vocab is not None:
+            torch.index_select(self.policy.head.weight.detach(), 0, self.vocab, out=self._head)
+
+
+class DrafterFiles(NamedTuple):
+    """What a drafter's folder holds."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def files_of(drafter: EagleModel, trained: dict[str, Any] | None = None) -> DrafterFiles:
+    """A drafter as it is now, on the host, in the form that serving engines read; `trained` says what it learned
+    from."""
+    c, shape = drafter.policy.config, drafter.shape
+    guessable = c.vocab_size if drafter.vocab is None else len(drafter.vocab)
+    hf = make_config(c, shape.intermediate_size, shape.window, guessable, drafter.fc.dtype, shape.own_head)
+    if trained:
+        hf["paceline"]["trained"] = trained
+    tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in _layout(drafter).items()}
+    if drafter.vocab is not None:
+        tensors |= vocabulary_maps(drafter.vocab, c.vocab_size)
+    if drafter.vocab is not None and not shape.own_head:
+        tensors[HEAD] = drafter.head().to("cpu", copy=True).contiguous()
+    return DrafterFiles(hf, tensors)
+
+
+def write_files(files: DrafterFiles, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(files.config, indent=2) + "\n")
+    save_file(files.tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def save_drafter(drafter: EagleModel, folder: Path, trained: dict[str, Any] | None = None) -> None:
+    write_files(files_of(drafter, trained), folder)
+
+
+def new_drafter(policy: Decoder, window: int, seed: int, vocab: Tensor | None = None) -> EagleModel:
+    """An untrained one, as wide as a layer of its policy. It begins with what it can take over from the last layer that
+    does something: after as much training it is ahead by a tenth in tokens per check."""
+    shape = DrafterShape(policy.config.intermediate_size, min(window, policy.config.max_positions))
+    drafter = EagleModel(policy, shape, vocab).init_weights(seed)
+    theirs = dict(policy.layers[(active_layers(policy) or [-1])[-1]].named_parameters())
+    with torch.no_grad():
+        for name, mine in drafter.layer.named_parameters():
+            if mine.shape == theirs[name].shape:  # all but qkv, which reads embeddings as well
+                mine.copy_(theirs[name])
+    return drafter
+
+
+@torch.no_grad()
+def load_drafter(folder: Path, policy: Decoder) -> EagleModel:
+    """A drafter for `policy`, from Paceline or in the EAGLE-3 form from elsewhere; refuses one made for another."""
+    found = read_eagle3(folder)
+    c = policy.config
+    found.check(c)
+    head = policy.head.weight if found.vocab is None else policy.head.weight[found.vocab.to(policy.device)]
+    own = found.own_head(head)
+    found.check_tensors(c, own is not None)
+    tensors = found.tensors | ({HEAD: own} if own is not None else {})
+    shape = DrafterShape(found.hf["intermediate_size"], min(found.window, c.max_positions), own is not None)
+    drafter = EagleModel(policy, shape, found.vocab)
+    for name, target in _layout(drafter).items():
+        target.copy_(tensors[name])
+    return drafter
+
+
+def _layout(drafter: EagleModel) -> dict[str, Tensor]:
+    """Names in checkpoints, and the tensors, or parts of fused tensors, that hold them here."""
+    layer: Any = drafter.layer
+    c = drafter.policy.config
+    q, k, v = layer.qkv.split((c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim))
+    gate, up = layer.gate_up.chunk(2)
+    head = {} if drafter.own_head is None else {HEAD: drafter.own_head}
+    return head | {
+        "fc.weight": drafter.fc,
+        "midlayer.input_layernorm.weight": drafter.embed_norm,
+        "midlayer.hidden_norm.weight": layer.input_norm,
+        "midlayer.post_attention_layernorm.weight": layer.post_norm,
+        "midlayer.self_attn.q_proj.weight": q,
+        "midlayer.self_attn.k_proj.weight": k,
+        "midlayer.self_attn.v_proj.weight": v,
+        "midlayer.self_attn.o_proj.weight": layer.o,
+        "midlayer.mlp.gate_proj.weight": gate,
+        "midlayer.mlp.up_proj.weight": up,
+        "midlayer.mlp.down_proj.weight": layer.down,
+        "norm.weight": drafter.norm,
+    }

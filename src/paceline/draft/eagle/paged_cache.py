@@ -1,0 +1,120 @@
+"""The GPU form of the neural drafter's cache: rings are read where they lie, through the paged attention kernel.
+
+Every entry is a page of one token. A request's table lists the known entries of its ring in order, then the places of
+its room, where a round puts the entries that are missing and the guesses. What `draft.window` does by copying rings
+side by side is done here by writing a table, and the two agree.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.hopper.epilogue import KVRows
+from paceline.kernels.paged_attention import chain_tree
+from paceline.kernels.positions import up_to, window_table
+from paceline.model.config import DecoderConfig
+
+
+class PagedWindowCache:
+    def __init__(
+        self, config: DecoderConfig, slots: int, window: int, room: int, dtype: torch.dtype, device: torch.device
+    ):
+        """As `WindowCache`: slot 0 is scratch, and each ring has `room` places for a round."""
+        self.window, self.room = window, room
+        self.ring = window + room  # so that the entries that a round adds overwrite none that it still looks at
+        self.stride = self.ring + room
+        shape = ((slots + 1) * self.stride, config.kv_heads, 1, config.head_dim)
+        self.k, self.v = torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
+
+    def put(self, slot: Tensor, places: Tensor, k: Tensor, v: Tensor) -> None:
+        """Entries [B, n, kv_heads, d] of the places [B, n]; those of slot 0 are dropped. slot: [B, n]."""
+        from paceline.kernels.fused_triton import write
+
+        page = slot * self.stride + places % self.ring
+        heads, d = k.shape[-2:]
+        rows = (page[..., None] * heads + up_to(heads, page.device)).flatten()
+        write(k.flatten(0, 1), v.flatten(0, 1), self.k.view(-1, d), self.v.view(-1, d), rows)
+
+    def fill(self, slots: Tensor, tail: tuple[Tensor, Tensor], length: int) -> None:
+        """The last entries [n, kv_heads, d] of a text of this length, n at most the window, for each slot [B]."""
+        n = len(tail[0])
+        places = torch.arange(length - n, length, device=self.k.device) % self.ring
+        page = slots[:, None] * self.stride + places
+        self.k[page, :, 0], self.v[page, :, 0] = tail
+
+    def round(self, slot: Tensor, drafted: Tensor, start: Tensor, room: int) -> PagedRound:
+        return PagedRound(self, slot, drafted, start, room)
+
+
+class PagedRound:
+    """What the passes of one round look at. Each call belongs to the tokens announced before it."""
+
+    def __init__(self, cache: PagedWindowCache, slot: Tensor, drafted: Tensor, start: Tensor, room: int):
+        """`drafted` entries of each request are known, of which those from `start` on can be seen; all int [B]."""
+        assert room <= cache.room, "no round is larger than the largest strategy's"
+        self._cache, self.batch = cache, len(slot)
+        window, ring, stride = cache.window, cache.ring, cache.stride
+        self.table, self.context = window_table(slot, drafted, start, window, ring, stride, room)
+        first = slot.long() * stride + ring  # [B] pages of the rooms
+        self._rows = first[:, None] * cache.k.shape[1] + up_to(cache.k.shape[1], slot.device)  # [B, kv_heads]
+        self._room = room
+        self._behind: Tensor | None = None  # [B] places of the room that hold present entries
+        self._ahead: tuple[Tensor, Tensor] | None = None
+        self._guesses = 0
+        self._bits = self._visible = self.context
+        self._span = 0
+        self._at = self._rows
+        self.new: tuple[Tensor, Tensor] | None = None
+
+    def entries(self, count: int, present: Tensor) -> None:
+        """Next come `count` entries in order; later passes see those that are `present` [B, count], the first ones."""
+        self._visible, self._span = self.context, count
+        self._bits = chain_tree(self.batch, count, present.device)
+        self._at = self._places(up_to(count, present.device)[None])
+        self._behind = present.sum(1)
+        self.context = (self.context + self._behind).int()
+
+    def guess(self) -> None:
+        """Next comes one guess per request, which sees all before it."""
+        if self._ahead is None:  # for all levels at once
+            level = up_to(self._room, self.context.device)[:, None]
+            offset = level if self._behind is None else level + self._behind  # [room, B]
+            at = self._rows + offset[..., None] * self._rows.shape[-1]  # [room, B, kv_heads]
+            self._ahead = (self.context + level).int(), at.flatten(1)
+        seen, at = self._ahead
+        self._visible, self._span = seen[self._guesses], 1
+        self._bits = chain_tree(self.batch, 1, self.context.device)
+        self._at = at[self._guesses]
+        self._guesses += 1
+
+    def guesses(self, ancestry: Tensor) -> None:
+        """Next come n guesses per request; `ancestry` [B, n, guesses so far and these] tells whom each sees."""
+        n, columns = ancestry.shape[1:]
+        self._visible, self._span = self.context, columns
+        self._bits = (ancestry * (1 << up_to(columns, ancestry.device))).sum(-1)
+        ahead = (self._guesses + up_to(n, ancestry.device))[None]
+        self._at = self._places(ahead if self._behind is None else self._behind[:, None] + ahead)
+        self._guesses += n
+
+    def _places(self, offset: Tensor) -> Tensor:
+        """Rows of the pools for the places [B or 1, n] of the room."""
+        return (self._rows[:, None] + offset[..., None] * self._rows.shape[-1]).flatten()
+
+    def cache(self, layer: int) -> KVRows:
+        k, v = self._cache.k, self._cache.v
+        return KVRows(k.view(-1, k.shape[-1]), v.view(-1, v.shape[-1]), self._at)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from paceline.kernels.fused_triton import write
+
+        write(k, v, *self.cache(layer))
+        return self.attend(layer, q, k, v)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from paceline.kernels.paged_attention_triton import paged_attention
+
+        self.new = k, v
+        q = q.unflatten(0, (self.batch, -1))
+        out = paged_attention(q, self._cache.k, self._cache.v, self.table, self._visible, self._bits, self._span)
+        return out.flatten(2).flatten(0, 1)

@@ -1,0 +1,1 @@
+"""The suffix drafter: matches in what was written before, without a model."""

@@ -1,0 +1,1 @@
+"""Files from outside and of our own: bounded reading, writing aside, the lock of a run directory."""

@@ -1,0 +1,170 @@
+"""An engine and a drafter beside somebody else's trainer: it writes the answers, and between the trainer's steps the
+drafter learns from them, for a share of the time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.config import Config
+from paceline.core import Completion, Request
+from paceline.draft.eagle.model import EagleModel, save_drafter
+from paceline.draft.tuner import Tuner
+from paceline.errors import UserError
+from paceline.files.reading import read_object
+from paceline.model import Decoder
+from paceline.rollout import RolloutEngine
+from paceline.rollout.stats import EngineStats
+from paceline.rollout.stops import Decode
+from paceline.setup.build import DRAFTER, make_engine
+from paceline.spot.learning import DrafterLearning
+from paceline.spot.state import load_training, save_training
+from paceline.spot.trainer import TrainingStats
+from paceline.spot.versions import Versions
+
+STATE = "state.json"
+ROOM = 512  # tokens for prompts, at least: an engine is made anew for longer ones
+
+
+class SideCar:
+    def __init__(
+        self,
+        model: Decoder,
+        config: Config,
+        decode: Decode | None = None,
+        neural: EagleModel | None = None,
+        warm: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        """A `warm` drafter was trained before. `spot.share` of the config is the share of the time for training it."""
+        self.model, self.config, self.neural = model, config, neural
+        self._decode, self._room, self._clock = decode, 0, clock
+        self._engine: RolloutEngine | None = None
+        self._tuned: dict[str, Any] | None = None  # what an earlier tuner knew
+        self.learning: DrafterLearning | None = None
+        if neural is not None and config.spot.when != "off":
+            spot = config.spot.model_copy(update={"when": "tail"})  # answers are read by us: the learner is another's
+            self.learning = DrafterLearning(neural, spot, config.seed, 1, warm)
+        self.versions = Versions(config.spot)
+        self.updates = 0
+        """Of the trainer, after which the drafter could learn."""
+        self._answered = -1  # updates before the last rollout
+        self._owed = 0.0  # seconds that training may still take
+        self._first_holds: float | None = None
+
+    def answer(self, requests: Sequence[Request], learn: bool = True) -> tuple[list[Completion], EngineStats]:
+        """Write all answers -> in the order of the requests, and what the engine did. With `learn`, the drafter may
+        learn from them later."""
+        engine = self._engine_for(requests)
+        before = engine.stats.snapshot()
+        # Side by side, answers to the same prompt share its prefill, in whatever order they were asked for.
+        first: dict[tuple[int, ...], int] = {}
+        for request in requests:
+            first.setdefault(request.prompt, len(first))
+        try:
+            done = {c.request.id: c for c in engine.run(sorted(requests, key=lambda r: first[r.prompt]))}
+        except BaseException:
+            engine.clear()  # so that the next rollout is not in the way of the one that was given up
+            raise
+        stats = engine.stats.since(before)
+        if self.learning and learn:
+            self.learning.begin_rollout(new_step=self._answered != self.updates)
+            self._answered = self.updates  # a conversation takes several rollouts, all of one step
+            for completion in done.values():
+                self.learning.finished(completion.request.prompt, completion.tokens)
+            self._first_holds = stats.first_holds
+        return [done[r.id] for r in requests], stats
+
+    def _engine_for(self, requests: Sequence[Request]) -> RolloutEngine:
+        """The engine, made when it is first needed, and anew when a text needs more room than it has."""
+        longest = max(len(r.prompt) for r in requests)
+        answer = min(max(r.sampling.max_tokens for r in requests), self.model.config.max_positions)
+        if self._engine is None or longest + answer > self._room:
+            prompts = max(ROOM, 1 << (longest - 1).bit_length())
+            self._room = prompts + answer
+            c = self.config
+            task = c.task.model_copy(update={"max_prompt_tokens": prompts})
+            rollout = c.rollout.model_copy(update={"max_tokens": answer})
+            known = self._engine.tuner.state() if self._engine else self._tuned
+            self._engine = None  # lets go of its memory first
+            self._engine = make_engine(
+                self.model, c.model_copy(update={"task": task, "rollout": rollout}), self._decode, self.neural
+            )
+            if known:
+                self._engine.tuner.restore(known)
+        self._engine.refresh()
+        return self._engine
+
+    @property
+    def tuner(self) -> Tuner | None:
+        return self._engine.tuner if self._engine else None
+
+    def learn(self, elapsed: float) -> dict[str, float]:
+        """The trainer has made an update; `elapsed` seconds have passed since the one before. Train the drafter for
+        its share of that, and use what came of it if it is not worse -> metrics."""
+        self.updates += 1
+        if self.learning is None:
+            return {}
+        started = self._clock()
+        self.learning.spell = TrainingStats()
+        if self.versions.training_is_due(self.updates - 1):
+            self._owed += self.config.spot.share * elapsed
+            while self._owed > self._clock() - started and self.learning.step():
+                pass
+        merge = self.learning.trainer.publish
+        metrics = self.versions.make(merge, self.learning.spell, self._first_holds)
+        self._first_holds = None
+        if metrics["drafter/published"] and self.tuner:
+            self.tuner.renew()
+        spent = self._clock() - started
+        self._owed = min(0.0, self._owed - spent)  # what was not used is lost: there was nothing to learn from
+        return metrics | {"drafter/seconds": spent}
+
+    def save(self, folder: Path, more: dict[str, Any]) -> None:
+        """Write all that it has learned, and `more` beside it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.learning and self.neural:
+            save_drafter(self.neural, folder / DRAFTER)
+            save_training(self.learning.trainer, folder / DRAFTER)
+        state = {
+            "updates": self.updates,
+            "owed": self._owed,
+            "version": self.versions.version,
+            "backoff": self.versions.backoff.state(),
+            "tuner": self.tuner.state() if self.tuner else self._tuned,
+        }
+        # Last, so that where it is, the rest is too.
+        (folder / STATE).write_text(json.dumps(state | more) + "\n")
+
+    def take_over(self, other: SideCar) -> None:
+        """Go on where another one stands that followed the same model elsewhere in memory."""
+        self.updates, self.versions, self._owed = other.updates, other.versions, other._owed
+        self._tuned = other.tuner.state() if other.tuner else other._tuned
+        if self.learning and other.learning and self.neural and other.neural:
+            with torch.no_grad():
+                for mine, theirs in zip(self.neural.parameters(), other.neural.parameters(), strict=True):
+                    mine.copy_(theirs)
+            self.learning.trainer.load(*other.learning.trainer.state())
+
+    def restore(self, folder: Path, state: dict[str, Any]) -> None:
+        """Go on from what was saved; the drafter's weights are those that it was made with."""
+        try:
+            self.updates, self._owed = state["updates"], state["owed"]
+            self.versions = Versions(self.config.spot, state["version"], state["backoff"])
+            self._tuned = state["tuner"]
+        except KeyError as err:
+            raise UserError(f"{folder / STATE} has no {err}; remove {folder} to begin with a new drafter") from err
+        if self.learning:
+            load_training(self.learning.trainer, folder / DRAFTER)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    try:
+        return read_object(folder / STATE)
+    except UserError as err:
+        raise UserError(f"{err}; remove {folder} to begin with a new drafter") from err

@@ -1,0 +1,141 @@
+"""The GPU form of `kernels.places`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels.device import starts_early
+from paceline.kernels.hopper.pdl_triton import wait_for_predecessor
+
+MOST_NEW = 64  # tokens that a pass adds to a request
+
+
+def kv_slots(table: Tensor, context: Tensor, new: int, page_size: int, kv_heads: int) -> tuple[Tensor, Tensor]:
+    batch, most = table.shape
+    out = torch.empty(batch * new * kv_heads, dtype=torch.int64, device=table.device)
+    usable = torch.empty(batch, new, dtype=torch.bool, device=table.device)
+    early = starts_early(table.device)
+    assert new <= MOST_NEW, "a tree's visibility is a mask of as many bits"
+    _kv_slots[(batch,)](
+        table, context, out, usable, table.stride(0), context.stride(0), new, most,
+        PAGE=page_size, KV_HEADS=kv_heads, BLOCK_T=MOST_NEW,
+        BLOCK_H=triton.next_power_of_2(kv_heads), PDL=early, num_warps=1, launch_pdl=early,
+    )  # fmt: skip
+    return out, usable
+
+
+@triton.jit(
+    do_not_specialize=["table_stride", "context_stride", "new", "most"],
+    do_not_specialize_on_alignment=["table", "context"],
+)
+def _kv_slots(
+    table, context, out, usable, table_stride, context_stride, new, most,
+    PAGE: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0).to(tl.int64)
+    t = tl.arange(0, BLOCK_T)
+    head = tl.arange(0, BLOCK_H)[None, :]
+    wait_for_predecessor(PDL)
+    place = tl.load(context + b * context_stride) + t
+    page = tl.load(table + b * table_stride + tl.minimum(place // PAGE, most - 1), mask=t < new, other=0)
+    page = tl.where(place < most * PAGE, page, 0).to(tl.int64)
+    row = (page[:, None] * KV_HEADS + head) * PAGE + (place % PAGE)[:, None]
+    tl.store(out + (b * new + t[:, None]) * KV_HEADS + head, row, mask=(t < new)[:, None] & (head < KV_HEADS))
+    tl.store(usable + b * new + t, page > 0, mask=t < new)
+
+
+def tree_nodes(token: Tensor, context: Tensor, guesses: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+    batch, new = depth.shape
+    assert new <= MOST_NEW, "a tree's visibility is a mask of as many bits"
+    tokens, positions = (torch.empty(batch * new, dtype=torch.int32, device=token.device) for _ in range(2))
+    early = starts_early(token.device)
+    _tree_nodes[(batch,)](
+        token, context, guesses, depth, tokens, positions, token.stride(0), context.stride(0),
+        guesses.stride(0), guesses.stride(1), depth.stride(0), depth.stride(1), new,
+        BLOCK=MOST_NEW, PDL=early, num_warps=1, launch_pdl=early,
+    )  # fmt: skip
+    return tokens, positions
+
+
+@triton.jit(
+    do_not_specialize=["token_stride", "context_stride", "guesses_stride", "guess_stride", "depth_stride_b",
+                       "depth_stride_t", "new"],
+    do_not_specialize_on_alignment=["token", "context", "guesses", "depth", "tokens", "positions"],
+)  # fmt: skip
+def _tree_nodes(
+    token, context, guesses, depth, tokens, positions, token_stride, context_stride, guesses_stride, guess_stride,
+    depth_stride_b, depth_stride_t, new, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0).to(tl.int64)
+    t = tl.arange(0, BLOCK)
+    wait_for_predecessor(PDL)
+    there = t < new
+    root = tl.load(token + b * token_stride)
+    guess = tl.load(guesses + b * guesses_stride + (t - 1) * guess_stride, mask=there & (t > 0), other=0)
+    tl.store(tokens + b * new + t, tl.where(t > 0, tl.maximum(guess, 0), root), mask=there)
+    deep = tl.load(depth + b * depth_stride_b + t * depth_stride_t, mask=there, other=0)
+    tl.store(positions + b * new + t, (tl.load(context + b * context_stride) + deep).to(tl.int32), mask=there)
+
+
+def rotations(positions: Tensor, inv_freq: Tensor, signs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    rows, d = len(positions), len(inv_freq)
+    cos, sin = (torch.empty(rows, 1, d, dtype=dtype, device=positions.device) for _ in range(2))
+    block, early = 4, starts_early(positions.device)
+    _rotations[(triton.cdiv(rows, block),)](
+        positions, inv_freq, signs, cos, sin, positions.stride(0), rows,
+        D=d, BLOCK_N=block, BLOCK_D=triton.next_power_of_2(d), PDL=early, num_warps=4, launch_pdl=early,
+    )  # fmt: skip
+    return cos, sin
+
+
+@triton.jit(do_not_specialize=["stride", "rows"], do_not_specialize_on_alignment=["positions"])
+def _rotations(
+    positions, inv_freq, signs, cos, sin, stride, rows,
+    D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    dim = tl.arange(0, BLOCK_D)
+    there = (n < rows)[:, None] & (dim < D)[None, :]
+    wait_for_predecessor(PDL)
+    position = tl.load(positions + n.to(tl.int64) * stride, mask=n < rows, other=0).to(tl.float32)
+    angle = position[:, None] * tl.load(inv_freq + dim, mask=dim < D, other=0.0)[None, :]
+    c = tl.cos(angle) * tl.load(signs + dim, mask=dim < D, other=0.0)[None, :]
+    s = tl.sin(angle) * tl.load(signs + D + dim, mask=dim < D, other=0.0)[None, :]
+    to = n[:, None].to(tl.int64) * D + dim[None, :]
+    tl.store(cos + to, c.to(cos.dtype.element_ty), mask=there)
+    tl.store(sin + to, s.to(sin.dtype.element_ty), mask=there)
+
+
+def window_table(
+    slot: Tensor, drafted: Tensor, start: Tensor, window: int, ring: int, stride: int, room: int
+) -> tuple[Tensor, Tensor]:
+    batch, columns = len(slot), window + room
+    table = torch.empty(batch, columns, dtype=torch.int32, device=slot.device)
+    known = torch.empty(batch, dtype=torch.int32, device=slot.device)
+    _window_table[(batch,)](
+        slot, drafted, start, table, known, slot.stride(0), drafted.stride(0), start.stride(0),
+        window, ring, stride, room, columns, BLOCK=triton.next_power_of_2(columns), num_warps=4,
+    )  # fmt: skip
+    return table, known
+
+
+@triton.jit(
+    do_not_specialize=["slot_stride", "drafted_stride", "start_stride", "window", "ring", "stride", "room", "columns"],
+    do_not_specialize_on_alignment=["slot", "drafted", "start"],
+)
+def _window_table(
+    slot, drafted, start, table, known, slot_stride, drafted_stride, start_stride,
+    window, ring, stride, room, columns, BLOCK: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    made = tl.load(drafted + b * drafted_stride)
+    seen = made - tl.maximum(tl.load(start + b * start_stride), 0)
+    seen = tl.minimum(tl.maximum(seen, 0), window)
+    in_room = ring + tl.minimum(column - seen, room - 1)
+    page = tl.load(slot + b * slot_stride) * stride + tl.where(column < seen, (made - seen + column) % ring, in_room)
+    tl.store(table + b * columns + column, page, mask=column < columns)
+    tl.store(known + b, seen)

@@ -1,0 +1,116 @@
+"""Making and examining drafters: answers to learn from, training on them, counting the guesses that hold. What
+`paceline draft` and the library have in common."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.core import Request
+from paceline.draft.eagle.loss import DraftLoss, batches, read_sequences, suitable_rate
+from paceline.draft.eagle.model import EagleModel, new_drafter
+from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.eagle.vocabulary import choose_tokens
+from paceline.draft.strategy import Strategy
+from paceline.model import Decoder
+from paceline.rollout import EngineSettings, RolloutEngine
+
+DEPTH = 7
+STEP, STEP_GPU = 512, 2048  # tokens of a training step: many small ones teach more, and a GPU wants enough to do
+POSITIONS = (64, 128, 256, 512, 10**9)
+
+TokenSequence = tuple[list[int], int]
+"""Tokens of a prompt and its answer, and how many of them are the prompt."""
+
+
+def generate_sequences(policy: Decoder, requests: Sequence[Request]) -> list[TokenSequence]:
+    """Let the policy answer."""
+    most = 512 if policy.device.type == "cuda" else 64
+    engine = RolloutEngine(policy, EngineSettings(max_batch=min(most, len(requests))))
+    return [([*c.request.prompt, *c.tokens], len(c.request.prompt)) for c in engine.run(requests)]
+
+
+def drafter_for(
+    policy: Decoder, texts: Sequence[TokenSequence], window: int, vocab: int | None = None, seed: int = 0
+) -> EagleModel:
+    """A new one, that can guess `vocab` of the tokens that are frequent in answers; see `draft.vocabulary`."""
+    written = (token for text, prompt in texts for token in text[prompt:])
+    return new_drafter(policy, window, seed, choose_tokens(policy, vocab, written))
+
+
+@dataclass
+class Fitted:
+    """How training went."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    loss: float = 0.0
+    """Of the last step."""
+    agree: list[float] = field(default_factory=lambda: [0.0])
+    """How often its likeliest token was the policy's, by depth."""
+
+
+def fit(
+    drafter: EagleModel,
+    texts: Sequence[TokenSequence],
+    seconds: float,
+    loss: DraftLoss = "soft",
+    seed: int = 0,
+    report: Callable[[Fitted], None] = lambda fitted: None,
+) -> Fitted:
+    """Train a drafter for so long; `report` is called after every step."""
+    settings = TrainSettings(lr=suitable_rate(drafter.policy), loss=loss, first_runs=2)
+    trainer, done, started = DrafterTrainer(drafter, settings), Fitted(), time.perf_counter()
+    feed = _endless(texts, STEP_GPU if drafter.fc.is_cuda else STEP, random.Random(seed))
+    batch = next(feed)
+    seen = read_sequences(drafter, batch)
+    while done.seconds < seconds:
+        trainer.begin(seen, min(1.0, done.seconds / seconds))
+        done.tokens += sum(len(tokens) for tokens, _ in batch)
+        batch = next(feed)
+        seen = read_sequences(drafter, batch)  # a GPU has that to do while the host waits for the step
+        done.loss, done.agree = trainer.end()
+        done.steps, done.seconds = trainer.steps, time.perf_counter() - started
+        report(done)
+    trainer.publish()
+    return done
+
+
+def _endless(texts: Sequence[TokenSequence], tokens: int, dice: random.Random) -> Iterator[list[TokenSequence]]:
+    """Batches of at most so many tokens, over and over, each time in another order."""
+    while True:
+        yield from batches(texts, tokens, dice.shuffle, lambda text: len(text[0]))
+
+
+def count_accepted(drafter: EagleModel, requests: Sequence[Request], depth: int = DEPTH) -> dict[str, Any]:
+    """Answer with chains of guesses, and count those that hold: by depth, and by place in the answer."""
+    strategy = Strategy.parse(f"neural:{depth}")
+    engine = RolloutEngine(
+        drafter.policy, EngineSettings(max_batch=min(64, len(requests))), None, [drafter], [strategy]
+    )
+    engine.choose = lambda batch: strategy
+    reached, held = Counter[int](), Counter[int]()
+    lengths: list[list[int]] = [[] for _ in POSITIONS]
+    engine.submit(requests)
+    while engine.unfinished:
+        before = {s.request.id: s.generated for s in engine.scheduler.running}
+        alive = list(engine.scheduler.running)
+        engine.step()
+        for seq in alive:
+            gained = seq.generated - before[seq.request.id]
+            if not gained:  # others were admitted
+                continue
+            reached.update(range(min(gained, depth)))
+            held.update(range(gained - 1))
+            place = next(i for i, end in enumerate(POSITIONS) if before[seq.request.id] < end)
+            lengths[place].append(gained)
+    return {
+        "accept_length": round(engine.stats.accept_length, 3),
+        "holds": [round(held[d] / max(1, reached[d]), 3) for d in range(depth)],
+        "by_position": [round(sum(n) / len(n), 3) if n else None for n in lengths],
+    }

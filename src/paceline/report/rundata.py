@@ -1,0 +1,111 @@
+"""A run directory, read for looking at: finished, stopped or still going on."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
+
+from paceline.config import Config, build_config, read_settings
+from paceline.errors import UserError
+from paceline.files import reading
+from paceline.observe.metrics import read_lines, read_rows
+from paceline.observe.timeline import Span, read_timeline
+from paceline.setup.decisions import Decisions, flat, read_decisions
+
+HUGE = 1e100
+
+
+class Answers(TypedDict):
+    """A row of answers.jsonl, as far as anybody reads it."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")  # type: ignore[misc]
+    step: int
+    lengths: list[Annotated[int, Field(ge=0, le=2**31)]]
+
+
+_ANSWERS = reading.checker(Answers)
+
+
+@dataclass(frozen=True)
+class RunData:
+    folder: Path
+    settings: dict[str, Any]
+    """By dotted key."""
+    decided: Decisions
+    """Those of them that were left open."""
+    metrics: list[dict[str, Any]]
+    """A row per finished step."""
+    spans: list[Span]
+    """Of the finished steps."""
+    answers: list[dict[str, Any]]
+
+    @property
+    def steps(self) -> int:
+        """Steps that the run is meant to have."""
+        return int(self.settings.get("steps") or len(self.metrics))
+
+    @property
+    def done(self) -> bool:
+        return bool(self.metrics) and self.metrics[-1]["step"] >= self.steps
+
+    @property
+    def workers(self) -> list[int]:
+        """Those that the run has, and those that it had."""
+        return sorted({*range(self.settings.get("cluster.workers") or 1), *(span.worker for span in self.spans)})
+
+    @property
+    def lengths(self) -> list[int]:
+        return [n for row in self.answers for n in row["lengths"]]
+
+    def values(self, name: str) -> list[float]:
+        """A metric over the steps; NaN where it is missing."""
+        return [float(row.get(name, math.nan)) for row in self.metrics]
+
+    def total(self, name: str) -> float:
+        return sum(v for v in self.values(name) if math.isfinite(v))
+
+    def changed_settings(self) -> dict[str, tuple[Any, Any]]:
+        """Settings that are not the schema's defaults, each with its default. What the defaults leave open is no change
+        if it was decided."""
+        usual = dict(flat(Config().model_dump(mode="json")))
+        changed = {key: (value, usual.get(key)) for key, value in self.settings.items() if key != "run_dir"}
+        return {key: pair for key, pair in changed.items() if self._given(key) != pair[1]}
+
+    def _given(self, key: str) -> Any:
+        value, decision = self.settings[key], self.decided.get(key)
+        return decision.given if decision and decision.decided == value else value
+
+
+def read_run(folder: Path) -> RunData:
+    if not os.path.isfile(folder / "config.yaml"):  # which says no of names that no file can have
+        raise UserError(f"{reading.shorten(str(folder), 200)} is not a run directory: it has no config.yaml")
+    file = reading.inside(folder, "config.yaml")
+    settings = build_config(read_settings(file), where=str(file)).model_dump(mode="json")
+    metrics = _read_metrics(folder / "metrics.jsonl")
+    last = metrics[-1]["step"] if metrics else 0
+    spans = [span for span in read_timeline(folder / "timeline.json") if span.step <= last]
+    answers = [row for row in _read_answers(folder / "answers.jsonl") if row["step"] <= last]
+    return RunData(folder, dict(flat(settings)), read_decisions(folder), metrics, spans, answers)
+
+
+def _read_metrics(file: Path) -> list[dict[str, Any]]:
+    """One row per step, in their order. A number that no picture can show counts as one that is not finite."""
+    rows: list[dict[str, Any]] = []
+    for row in read_lines(file):
+        if rows and row["step"] <= rows[-1]["step"]:
+            raise UserError(f"{file} has step {row['step']} behind step {rows[-1]['step']}; fix or remove that line")
+        rows.append({name: v if name == "step" or abs(v) < HUGE else math.nan for name, v in row.items()})
+    return rows
+
+
+def _read_answers(file: Path) -> list[dict[str, Any]]:
+    rows = []
+    for number, (_, row) in enumerate(read_rows(file), 1):
+        rows.append(dict(_ANSWERS(row, f"row {number} of {file}")))
+    return rows
