@@ -4,8 +4,8 @@
 
 Triton compiles a kernel anew for every type, every constant and every kind of size that it is launched with, and a
 rollout waits for it. This runs the engine's passes for all batch sizes and default strategies on tensors that have no
-numbers, notes what they would launch on an H200, and with --compile compiles it for that card, one after the other. The
-last line is JSON.
+numbers, records what they would launch on an H200, and with --compile compiles it for that device, one after the other.
+The last line is JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from paceline.rollout.rows import Rows
 from paceline.rollout.runner import ModelRunner
 from passes import GEOMETRY, config_of
 
-PROCESSORS = 132  # of an H200
+H200_SMS = 132
 META = torch.device("meta")
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1"}
 OPTIONS = ("num_warps", "num_stages", "launch_pdl", "enable_fp_fusion")
@@ -76,8 +76,8 @@ def variant_of(function: JITFunction, args: tuple, kwargs: dict[str, Any]) -> Va
             parameters.append(("constexpr", value, False))
         elif isinstance(value, Tensor):
             even = value.storage_offset() * value.element_size() % 16 == 0
-            any_place = p.do_not_specialize or p.do_not_specialize_on_alignment
-            parameters.append((f"*{NAMES[value.dtype]}", None, even and not any_place))
+            any_alignment = p.do_not_specialize or p.do_not_specialize_on_alignment
+            parameters.append((f"*{NAMES[value.dtype]}", None, even and not any_alignment))
         elif isinstance(value, int):
             kind = "i32" if -(2**31) <= value < 2**31 else "i64"
             if p.do_not_specialize:
@@ -95,7 +95,7 @@ def variant_of(function: JITFunction, args: tuple, kwargs: dict[str, Any]) -> Va
 
 @contextlib.contextmanager
 def recording() -> Iterator[dict[Variant, JITFunction]]:
-    """Launches are noted, not made, as on an H200."""
+    """Launches are recorded, as on an H200, and not made."""
     seen: dict[Variant, JITFunction] = {}
 
     def run(function: JITFunction, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> None:
@@ -105,10 +105,10 @@ def recording() -> Iterator[dict[Variant, JITFunction]]:
         for target, name, value in (
             (JITFunction, "run", run),
             (fused, "interpreted", True),
-            (matmul, "_known", lambda _: True),
-            (device, "_can_start_early", lambda _: True),
-            (paged_attention_triton, "processors", lambda _: PROCESSORS),
-            (gumbel_argmax_triton, "processors", lambda _: PROCESSORS),
+            (matmul, "_is_tuned", lambda _: True),
+            (device, "_supports_pdl", lambda _: True),
+            (paged_attention_triton, "num_sms", lambda _: H200_SMS),
+            (gumbel_argmax_triton, "num_sms", lambda _: H200_SMS),
         ):
             stack.enter_context(mock.patch.object(target, name, value))
         yield seen

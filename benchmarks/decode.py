@@ -25,11 +25,11 @@ from typing import Any
 
 import torch
 
+from limits import copy_bandwidth, synchronize, weights_per_token
 from paceline.core import Request, SamplingParams
-from paceline.kernels.device import copy_bandwidth, wait_for
 from paceline.model import Decoder, DecoderConfig, load_model, save_model
 from paceline.model.checkpoint import find_model
-from paceline.model.decoder import as_dtype, weights_per_token
+from paceline.model.decoder import as_dtype
 from paceline.model.tokenizer import load_tokenizer
 from paceline.rollout import EngineSettings, RolloutEngine
 from paceline.tasks.countdown import Countdown
@@ -211,10 +211,10 @@ def measure(
         for name, run in runs.items():
             if name == "continuous" and turn >= args.continuous_repeat:
                 continue
-            wait_for(model.device)
+            synchronize(model.device)
             started = time.perf_counter()
             tokens = run()
-            wait_for(model.device)
+            synchronize(model.device)
             speeds[name].append(tokens / (time.perf_counter() - started))
     if peers:  # its cache was made for this batch size
         peers["continuous"].destroy_cached_continuous_batching_manager()

@@ -196,11 +196,12 @@ def chain(tokens: int) -> Strategy:
 def use_table(file: str) -> None:
     """Instead of the shipped one, or none: then cuBLAS makes all products."""
     if file == "none":
-        matmul.TILES = {}
+        matmul.MATMUL_TILES = {}
         return
     from paceline.kernels import paged_attention_triton as attention
 
-    matmul.TILES, attention.CUTS = matmul.read_tiles(Path(file)), attention.read_cuts(Path(file))
+    matmul.MATMUL_TILES = matmul.read_matmul_tiles(Path(file))
+    attention.ATTENTION_TILES = attention.read_attention_tiles(Path(file))
 
 
 def pages_for(batch: int, context: int) -> int:

@@ -28,12 +28,11 @@ from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
 
+from limits import matmul_rate, weights_per_token  # noqa: E402
 from paceline.commands.compare import ADAPTIVE, PLAIN, ComparedStep, Comparison, joules_of  # noqa: E402
 from paceline.config import Config, load_config  # noqa: E402
-from paceline.kernels.device import product_rate  # noqa: E402
 from paceline.model import Decoder  # noqa: E402
 from paceline.model.checkpoint import find_model, read_config  # noqa: E402
-from paceline.model.decoder import weights_per_token  # noqa: E402
 from paceline.observe.live import LiveView  # noqa: E402
 from paceline.rollout.stats import PARTS, RoundRecord  # noqa: E402
 from paceline.run import Run  # noqa: E402
@@ -103,7 +102,7 @@ def measure(args: argparse.Namespace, config: Config) -> dict[str, Any]:
     cuda = device.type == "cuda"
     with torch.device("meta"):
         weights = weights_per_token(Decoder(read_config(find_model(args.model))))
-    rate = product_rate(device)  # first: later there may be no room for it
+    rate = matmul_rate(device)  # first: later there may be no room for it
     if cuda:
         torch.cuda.empty_cache()
     trainer = Comparison(config, Run.create(config), view)

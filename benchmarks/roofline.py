@@ -1,12 +1,12 @@
-"""Decoding, checking guesses and guessing against what the memory allows, on random weights of a known geometry.
+"""Decode, verify and draft passes against the memory bandwidth, on random weights of a known geometry.
 
     python benchmarks/roofline.py --geometry 7b
     python benchmarks/roofline.py --geometry 1.5b --batch 1 --verify "" --long 0
 
 Runs the engine's own passes (the graphs that rollouts replay) for requests whose pages hold random keys and values.
-Times are those of the device between the events around a replay, medians of --repeat, the passes in turns; `round` is
-what the host waits, upload and read included. The floor is what a pass must read, weights and KV, over the bandwidth of
-a large copy in the same run. The last line is JSON.
+Times are those of the device between the events around a replay, medians of --repeat, the passes interleaved; `round`
+is what the host waits, upload and read included. The floor is the bytes that a pass must read, weights and KV, over the
+bandwidth of a large copy in the same run. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from limits import copy_bandwidth, parameter_bytes, weights_per_token
 from paceline.core import Filters, Request, Sequence
 from paceline.draft.base import Draft
 from paceline.draft.eagle.model import DrafterShape, EagleModel
@@ -31,7 +32,6 @@ from paceline.draft.suffix.drafter import SuffixDrafter
 from paceline.kernels import device as kernels
 from paceline.kernels.hopper import matmul
 from paceline.model import Decoder
-from paceline.model.decoder import parameter_bytes, weights_per_token
 from passes import (
     GEOMETRY,
     ROOM,
@@ -45,12 +45,12 @@ from passes import (
     use_table,
 )
 
-GUESSES = 6  # depth of the draft round
+DRAFT_DEPTH = 6  # draft tokens of a round
 
 
 @dataclass
 class Floor:
-    """What a pass must read at least."""
+    """Bytes that a pass must read at least, and the time that they take."""
 
     model: Decoder
     bandwidth: float
@@ -63,17 +63,18 @@ class Floor:
         self.per_token = 2 * c.layers * c.kv_heads * c.head_dim * width
 
     def step(self, batch: int, context: int) -> float:
-        """Milliseconds of a decode step, and of a pass that checks few tokens."""
+        """Milliseconds of a decode step, and of a pass that verifies few tokens: bytes of the weights and of the KV of
+        batch * context tokens, over the bandwidth."""
         return 1e3 * (self.weights + batch * context * self.per_token) / self.bandwidth
 
     def draft(self, drafter: EagleModel, batch: int, context: int) -> float:
-        """Milliseconds of a round: the features fused once, then layer and head for every guess."""
+        """Milliseconds of a draft round: the features fused once, then layer and head for every draft token."""
         c, width = self.model.config, self.model.dtype.itemsize
         head = c.hidden_size * (c.vocab_size if drafter.vocab is None else len(drafter.vocab)) * width
         fuse = drafter.fc.numel() * width
         seen = min(context, drafter.shape.window) * self.per_token // c.layers
         layer = parameter_bytes(drafter) - fuse
-        return 1e3 * (fuse + GUESSES * (layer + head + batch * seen)) / self.bandwidth
+        return 1e3 * (fuse + DRAFT_DEPTH * (layer + head + batch * seen)) / self.bandwidth
 
 
 class Table:
@@ -97,7 +98,7 @@ class Table:
 
 
 def measure_passes(args: argparse.Namespace, bench: Bench, floor: Floor, table: Table) -> dict[tuple[int, int], float]:
-    """Plain steps, and passes that check several tokens per request -> milliseconds of the plain ones."""
+    """Decode steps, and passes that verify several tokens per request -> milliseconds of the decode steps."""
     plain = {}
     cases = [(batch, args.context, args.verify) for batch in args.batch]
     cases += [(args.long_batch, args.long, [8])] if args.long else []
@@ -118,7 +119,7 @@ def measure_passes(args: argparse.Namespace, bench: Bench, floor: Floor, table: 
 def measure_drafts(
     args: argparse.Namespace, model: Decoder, clock: Clock, floor: Floor, table: Table, plain: dict[Any, float]
 ) -> None:
-    """A round of guesses, by window and by head; steps that keep features for it."""
+    """Draft rounds, by window and by size of the head; passes that keep features for them."""
     batches = [b for b in args.draft_batch if (b, args.context) in plain]
     heads = [None] if model.config.vocab_size <= LARGE else [None, GUESSABLE, LEAST]
     for size in heads if batches else []:
@@ -127,8 +128,8 @@ def measure_drafts(
             drafter = EagleModel(model, DrafterShape(model.config.intermediate_size, window), vocab)
             randomize(drafter)
             pages = pages_for(max(batches), args.context)
-            guessing = Strategy.parse(f"neural:{GUESSES}")
-            bench = Bench(model, clock, max(batches), args.longest, pages, [drafter], [PLAIN, guessing])
+            drafting = Strategy.parse(f"neural:{DRAFT_DEPTH}")
+            bench = Bench(model, clock, max(batches), args.longest, pages, [drafter], [PLAIN, drafting])
             for batch in batches:
                 bench.seat(batch, args.context)
                 one = plain[batch, args.context]
@@ -137,48 +138,50 @@ def measure_drafts(
                     times = bench.time(bench.decode(batch), bench.verify(batch, Strategy("neural", 7, 1, 7)))
                     table.add("decode, keeps features", batch, args.context, times[0], least, one)
                     table.add("verify 8, keeps features", batch, args.context, times[1], least, one)
-                name = f"draft {GUESSES}, {size or 'full'}, window {window}"
-                times = bench.time(bench.draft(batch, guessing))
-                bench.end_draft(batch, guessing)
+                name = f"draft {DRAFT_DEPTH}, {size or 'full'}, window {window}"
+                times = bench.time(bench.draft(batch, drafting))
+                bench.end_draft(batch, drafting)
                 table.add(name, batch, args.context, times[0], floor.draft(drafter, batch, args.context), one)
             del bench, drafter
 
 
-def compare_ways(args: argparse.Namespace, model: Decoder, clock: Clock, floor: Floor, table: Table) -> None:
-    """The same passes with cuBLAS's products, with those of the table, and with kernels that start early and ask for
-    so many MB of their weights."""
-    before = matmul.TILES, kernels.pdl, kernels.ahead_bytes
+def compare_kernels(args: argparse.Namespace, model: Decoder, clock: Clock, floor: Floor, table: Table) -> None:
+    """The same passes with cuBLAS's matmuls, with those of the table, and with PDL and so many MB of weights
+    prefetched."""
+    before = matmul.MATMUL_TILES, kernels.pdl, kernels.prefetch_bytes
     pages = pages_for(max(args.batch), args.context)
-    ways: list[tuple[str, Any, bool, int]] = [("cublas", {}, False, 0), ("tiles", before[0], False, 0)]
-    ways += [(f"early, {mb} MB", before[0], True, mb << 20) for mb in args.ahead]
-    for way, *settings in ways:
-        matmul.TILES, kernels.pdl, kernels.ahead_bytes = settings
+    cases: list[tuple[str, Any, bool, int]] = [("cublas", {}, False, 0), ("tiles", before[0], False, 0)]
+    cases += [(f"pdl, {mb} MB", before[0], True, mb << 20) for mb in args.prefetch]
+    for case, *settings in cases:
+        matmul.MATMUL_TILES, kernels.pdl, kernels.prefetch_bytes = settings
         bench = Bench(model, clock, max(args.batch), args.longest, pages)
         for batch in args.batch:
             bench.seat(batch, args.context)
             least = floor.step(batch, args.context)
             times = bench.time(bench.decode(batch), bench.verify(batch, chain(8)))
-            one = table.add(f"decode [{way}]", batch, args.context, times[0], least, 0.0)
-            table.add(f"verify 8 [{way}]", batch, args.context, times[1], least, one)
+            one = table.add(f"decode [{case}]", batch, args.context, times[0], least, 0.0)
+            table.add(f"verify 8 [{case}]", batch, args.context, times[1], least, one)
         del bench
-    matmul.TILES, kernels.pdl, kernels.ahead_bytes = before
+    matmul.MATMUL_TILES, kernels.pdl, kernels.prefetch_bytes = before
 
 
 def measure_suffix(args: argparse.Namespace, plain: dict[Any, float]) -> list[dict[str, Any]]:
-    """What the host takes for guesses from suffixes, which the device waits for."""
+    """Host time of the suffix drafter's proposals, for which the device waits."""
     rows = []
     for batch in args.batch:
         dice = np.random.default_rng(batch)
         drafter = SuffixDrafter(batch, args.longest)
-        texts = []
+        sequences = []
         for i in range(batch):
             phrase = dice.integers(1000, size=48).tolist()  # comes again and again, so that there is much to find
             tokens = [t for _ in range(args.context // 48) for t in [*phrase, int(dice.integers(1000))]]
-            texts.append(Sequence.of(Request(i, tuple(tokens[:64]))))
-            texts[-1].tokens = tokens
-        drafter.begin(texts)
-        drafter.follow(texts)
-        ms = Clock(torch.device("cpu"), 50).measure(lambda d=drafter, t=texts: d.propose(t, chain(GUESSES + 1)))[0][1]
+            sequences.append(Sequence.of(Request(i, tuple(tokens[:64]))))
+            sequences[-1].tokens = tokens
+        drafter.begin(sequences)
+        drafter.follow(sequences)
+        strategy = chain(DRAFT_DEPTH + 1)
+        propose = lambda d=drafter, some=sequences, s=strategy: d.propose(some, s)  # noqa: E731
+        ms = Clock(torch.device("cpu"), 50).measure(propose)[0][1]
         share = ms / plain[batch, args.context]
         rows.append({"batch": batch, "ms": round(ms, 4), "share_of_step": round(share, 4)})
         print(f"suffix drafter, batch {batch}: {1e3 * ms:.0f} µs of the host, {share:.1%} of a plain step")
@@ -186,7 +189,7 @@ def measure_suffix(args: argparse.Namespace, plain: dict[Any, float]) -> list[di
 
 
 def profile(bench: Bench, batch: int, context: int, verify: int) -> dict[str, Any]:
-    """Where a step goes, by kernel."""
+    """The time of a pass by kernel."""
     from torch.profiler import ProfilerActivity
 
     bench.seat(batch, context)
@@ -208,7 +211,7 @@ def profile(bench: Bench, batch: int, context: int, verify: int) -> dict[str, An
     count = sum(k[1] for k in seen)
     print(f"\nbatch {batch}, {verify} token(s): {count:.0f} kernels, {total:.0f} µs in them")
     if kernels.pdl:
-        print("  a kernel that starts early waits within its time, so these add up to more than the step")
+        print("  with PDL a kernel waits within its own time, so these add up to more than the step")
     for name, times, us in seen[:18]:
         print(f"  {us:>8.1f} µs {us / total:>5.1%}  {times:>5.0f} x {us / max(times, 1):>7.2f}  {name[:90]}")
     top = [{"kernel": n[:120], "count": round(c, 1), "us": round(us, 1)} for n, c, us in seen[:18]]
@@ -254,7 +257,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         bench.seat(args.batch[0], args.context)
         bench.engine.runner.decode(args.batch[0], Filters.NONE, batch=-1).read()
         first = since_start()
-        floor = Floor(model, kernels.copy_bandwidth(device))
+        floor = Floor(model, copy_bandwidth(device))
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         print(f"{args.geometry} on {name}, {model.dtype}: {sum(p.numel() for p in model.parameters()) / 1e9:.3f}B")
         print(f"copy       {floor.bandwidth / 1e9:.0f} GB/s, read and written")
@@ -264,7 +267,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         plain = measure_passes(args, bench, floor, table)
         summary: dict[str, Any] = {"geometry": args.geometry, "device": name, "dtype": str(model.dtype)}
         summary |= {"copy_gb_s": round(floor.bandwidth / 1e9, 1), "weight_bytes": floor.weights}
-        summary |= {"tiles": len(matmul.TILES), "pdl": kernels.pdl}
+        summary |= {"tiles": len(matmul.MATMUL_TILES), "pdl": kernels.pdl}
         summary["first_token_s"] = round(first, 2)
         if device.type == "cuda":
             summary["graph_gb"] = round(bench.engine.graphs.memory_bytes / 1e9, 3)
@@ -274,7 +277,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 print(f"default strategies up to batch {args.capture}: {summary['capture']}\n")
         measure_drafts(args, model, clock, floor, table, plain)
         if args.compare:
-            compare_ways(args, model, clock, floor, table)
+            compare_kernels(args, model, clock, floor, table)
         summary["suffix"] = measure_suffix(args, plain)
         if device.type == "cuda":  # last: where the profiler has been, steps take 3 % longer
             summary["profiles"] = [profile(bench, b, args.context, t) for b, t in args.profile if b in args.batch]
@@ -289,24 +292,24 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--batch", default="1,8,32,128")
     parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--verify", default="4,8,16", help="tokens per request that are checked at once")
-    parser.add_argument("--tree", default="suffix:6x3/15", help="a tree that is checked as well")
+    parser.add_argument("--verify", default="4,8,16", help="tokens per request that are verified at once")
+    parser.add_argument("--tree", default="suffix:6x3/15", help="a tree that is verified as well")
     parser.add_argument("--long", type=int, default=16384, help="a long context; 0 for none")
     parser.add_argument("--long-batch", type=int, default=8)
     parser.add_argument("--draft-batch", default="1,8,32")
-    parser.add_argument("--window", default="512,128", help="entries that the neural drafter looks back on")
+    parser.add_argument("--window", default="512,128", help="entries in the neural drafter's window")
     parser.add_argument("--profile", default="1x1,8x1,32x8", help="batch x tokens whose kernels are listed")
     parser.add_argument("--capture", type=int, default=0, help="capture all default strategies up to this batch size")
-    parser.add_argument("--compare", action="store_true", help="products of cuBLAS, of the table, and started early")
-    parser.add_argument("--ahead", default="1,16", help="MB of weights that are asked for early, to compare")
-    parser.add_argument("--tiles", help="a table of tiles and cuts instead of the shipped one, or `none`")
+    parser.add_argument("--compare", action="store_true", help="matmuls of cuBLAS, of the table, and with PDL")
+    parser.add_argument("--prefetch", "--ahead", default="1,16", help="MB of weights that are prefetched, to compare")
+    parser.add_argument("--tiles", help="a table of tiles instead of kernels/hopper/tiles.json, or `none`")
     parser.add_argument(
         "--pdl", action=argparse.BooleanOptionalAction, default=kernels.pdl,
         help="launch kernels before their predecessors have ended",
     )  # fmt: skip
     parser.add_argument("--repeat", type=int, default=20)
     args = parser.parse_args(argv)
-    for name in ("batch", "verify", "draft_batch", "window", "ahead"):
+    for name in ("batch", "verify", "draft_batch", "window", "prefetch"):
         setattr(args, name, [int(x) for x in getattr(args, name).split(",") if x])
     args.profile = [tuple(map(int, p.split("x"))) for p in args.profile.split(",") if p]
     args.longest = max(args.context, args.long) + ROOM

@@ -10,20 +10,20 @@ import torch
 from .conftest import benchmark
 
 roofline = benchmark("roofline")
-WAYS = ("cublas", "tiles", "early, 1 MB", "early, 8 MB")
+CASES = ("cublas", "tiles", "pdl, 1 MB", "pdl, 8 MB")
 
 
 def test_a_small_run(roofline, capsys):
     short = "--geometry tiny --device cpu --batch 1,3 --context 70 --verify 4 --long 150 --long-batch 2"
     summary = roofline.main(
-        [*short.split(), "--draft-batch", "3", "--window", "16", "--repeat", "1", "--compare", "--ahead", "1,8"]
+        [*short.split(), "--draft-batch", "3", "--window", "16", "--repeat", "1", "--compare", "--prefetch", "1,8"]
     )
     assert [(r["pass"], r["batch"]) for r in summary["rows"]] == [
         ("decode", 1), ("verify 4 tokens", 1), ("verify tree 6x3/15", 1),
         ("decode", 3), ("verify 4 tokens", 3), ("verify tree 6x3/15", 3),
         ("decode", 2), ("verify 8 tokens", 2),
         ("decode, keeps features", 3), ("verify 8, keeps features", 3), ("draft 6, full, window 16", 3),
-        *((f"{name} [{way}]", n) for way in WAYS for n in (1, 3) for name in ("decode", "verify 8")),
+        *((f"{name} [{case}]", n) for case in CASES for n in (1, 3) for name in ("decode", "verify 8")),
     ]  # fmt: skip
     assert all(r["ms"] > 0 and r["floor_ms"] > 0 for r in summary["rows"])
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The kernel steps as the plain form does, number by number, whatever the precision of what it reads and writes."""
+"""The kernel steps as the reference does, element by element, whatever the precision of what it reads and writes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tensors(seed, count, moments, weights, master):
     low=st.booleans(),
 )
 @quick
-def test_equals_the_plain_form(device, seed, count, master, decay, step, key, low):
+def test_equals_the_reference(device, seed, count, master, decay, step, key, low):
     from paceline.kernels.adam_triton import adam
 
     half = torch.bfloat16 if low and device == "cuda" else torch.float32  # the interpreter has no bfloat16
@@ -51,22 +51,22 @@ def test_equals_the_plain_form(device, seed, count, master, decay, step, key, lo
         work(*got, rule, key)
         runs.append([t.cpu().float() for t in got if t is not None])
     for plain, fused in zip(*runs, strict=True):
-        # Where a sum lies between two neighbours, its last bit may tip the chance or the rounding.
+        # Near the middle of two neighbours, the last bit of a sum may tip either kind of rounding.
         off = (plain - fused).abs() > 1e-6 + 1e-5 * plain.abs()
         assert off.float().mean() < (0.002 if half == torch.bfloat16 else 1e-9)
         torch.testing.assert_close(fused, plain, rtol=2**-7 if half == torch.bfloat16 else 1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_moments_are_rounded_by_the_same_chance(device):
-    """The way of bfloat16, with numbers that float32 holds."""
+def test_moments_are_rounded_stochastically_with_the_same_bits(device):
+    """As bfloat16 is, with float32 tensors, which the interpreter has."""
     from paceline.kernels.adam_triton import adam
 
     rule, key, count = Rule(0.0, (0.9, 0.999), 1e-8, 1.0, 5), -987654321, 5000
     low = tensors(3, count, torch.bfloat16, torch.float32, master=False)
     high = [None if t is None else t.float().to(device) for t in low]
     either.plain(*low, rule, key)
-    adam(*high, rule, key, chance=True)
+    adam(*high, rule, key, stochastic=True)
     for plain, fused in zip(low[2:4], high[2:4], strict=True):
         fused = fused.cpu()
         assert torch.equal(fused, fused.bfloat16().float())

@@ -19,10 +19,11 @@ from paceline.kernels.hopper import matmul
 
 
 class Owner:
-    """As an engine that is gone: only the collector finds it, and its graph with it."""
+    """Like a dropped engine: only the garbage collector finds it, and its graph with it."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph):
-        self.graph, self.own = graph, self
+        self.graph = graph
+        self.own = self
 
 
 @pytest.mark.gpu
@@ -63,20 +64,20 @@ def test_one_capture_at_a_time_and_no_garbage_meanwhile():
     assert entered == [False] and gc.isenabled(), "whoever was first does not end it for the other"
 
 
-class PretendedGraph:
-    """Of a machine without a GPU: what is captured runs once, and replays do nothing."""
+class FakeGraph:
+    """For a machine without a GPU: what is captured runs once, and replays do nothing."""
 
     capture_begin = capture_end = replay = lambda self, **_: None
 
 
 @pytest.fixture
-def pretended(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(capturing, "_stream", lambda *_: None)
-    monkeypatch.setattr(capturing, "make_room", lambda: None)
+    monkeypatch.setattr(capturing, "free_memory_for_capture", lambda: None)
 
 
 CPU = torch.device("cpu")
@@ -92,7 +93,7 @@ CONSTANTS = {
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
-def test_a_graph_keeps_the_constants_that_it_reads(pretended, name):
+def test_a_graph_keeps_the_constants_that_it_reads(no_gpu, name):
     """It knows their addresses, and nothing else may be left that knows them."""
     table, work = CONSTANTS[name]
     table.cache_clear()
@@ -118,7 +119,7 @@ def test_a_graph_reads_its_constants_when_the_memory_is_asked_for_again():
     assert result.tolist() == list(range(1, 918)) and not any(other.any() for other in others)
 
 
-def test_what_a_graph_reads_is_there_before_the_capture(pretended):
+def test_what_a_graph_reads_is_there_before_the_capture(no_gpu):
     """Made within it, only a replay would write it, and whoever else asks for it would read what was there before."""
     numbers = constant(lambda n: torch.arange(n))
     with pytest.raises(AssertionError, match="before the capture"):
@@ -134,8 +135,8 @@ def test_constants_stay_where_they_are_however_many_there_are():
     assert all(numbers(n) is tensor for n, tensor in enumerate(first))
 
 
-def test_a_capture_notes_what_its_own_thread_reads(pretended):
-    """The other one may be decoding, without a graph."""
+def test_a_capture_notes_what_its_own_thread_reads(no_gpu):
+    """Another thread may be decoding without a graph."""
     numbers = constant(lambda n: torch.arange(n))
     numbers(3)
 

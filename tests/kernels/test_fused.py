@@ -1,4 +1,4 @@
-"""The fused kernels compute what their PyTorch forms do."""
+"""The fused kernels compute what their references in PyTorch do."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def close(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @on
-@pytest.mark.parametrize(("rows", "heads", "d", "beside"), [(1, 3, 16, 0), (7, 16, 64, 4), (65, 5, 48, 2)])
-def test_rotate(device, dtype, rows, heads, d, beside):
+@pytest.mark.parametrize(("rows", "heads", "d", "others"), [(1, 3, 16, 0), (7, 16, 64, 4), (65, 5, 48, 2)])
+def test_rotate(device, dtype, rows, heads, d, others):
     from paceline.kernels.fused_triton import rotate as fused
 
-    wide = torch.randn(rows, heads + beside, d, dtype=dtype)
+    wide = torch.randn(rows, heads + others, d, dtype=dtype)
     angle = torch.randn(rows, 4, 1, d)
-    cos, sin = angle.cos().to(dtype)[:, 1], angle.sin().to(dtype)[:, 2]  # neither lies row by row
+    cos, sin = angle.cos().to(dtype)[:, 1], angle.sin().to(dtype)[:, 2]  # neither is contiguous
     expected = rotate(wide[:, :heads].float(), cos.float(), sin.float())
     got = fused(
         wide.to(device)[:, :heads], angle.to(device).cos().to(dtype)[:, 1], angle.to(device).sin().to(dtype)[:, 2]
@@ -74,14 +74,16 @@ def test_write(device, dtype):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("batch", "count", "vocab"), [(3, 1, 104), (2, 5, 4001)])
 def test_noise_ahead(device, batch, count, vocab):
-    """The hash is exact, so a noise that is off by more than rounding is a different noise."""
+    """The hash is exact: noise that is off by more than rounding is the noise of another key."""
     from paceline.kernels.fused_triton import noise_ahead as fused
 
     keys = torch.randint(-(2**63), 2**63 - 1, (batch, 2))[:, 1]  # columns of wider rows, as in the engine
-    places = torch.randint(0, 5000, (batch, 3), dtype=torch.int32)[:, 1]
-    got = fused(keys.to(device), places.to(device), count, vocab).cpu()
-    torch.testing.assert_close(got, noise.noise_ahead(keys, places, count, vocab, torch.float32), rtol=2e-6, atol=2e-6)
+    positions = torch.randint(0, 5000, (batch, 3), dtype=torch.int32)[:, 1]
+    got = fused(keys.to(device), positions.to(device), count, vocab).cpu()
+    torch.testing.assert_close(
+        got, noise.noise_ahead(keys, positions, count, vocab, torch.float32), rtol=2e-6, atol=2e-6
+    )
     # Where u is near 1 float32 has not its resolution; such noise is low and never wins.
-    expected = noise.noise_ahead(keys, places, count, vocab, torch.float64)
+    expected = noise.noise_ahead(keys, positions, count, vocab, torch.float64)
     high = expected > -2
     torch.testing.assert_close(got.double()[high], expected[high], rtol=1e-5, atol=1e-5)

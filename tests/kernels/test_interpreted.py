@@ -25,21 +25,23 @@ def answers(model, requests, strategies, monkeypatch, kernels):
 
     def tile_for(rows, weight):
         if rows == 1:
-            return Tile(4, 64, 2, vector=True, ahead=True, norm=True)
-        added = rows % 2 == 0 and weight.shape[0] == hidden  # both ways to add up
-        return Tile(16, 64, weight_first=False, added=True) if added else Tile(64, 64, 2)
+            return Tile(4, 64, 2, vector=True, preload=True, norm=True)
+        residual = (
+            rows % 2 == 0 and weight.shape[0] == hidden
+        )  # fused for even numbers of rows, so that both are tested
+        return Tile(16, 64, weight_first=False, residual=True) if residual else Tile(64, 64, 2)
 
     for module in (matmul, normed_matmul):
         monkeypatch.setattr(module, "tile_for", tile_for)
-    monkeypatch.setattr(device, "PRETENDED", 2)  # more would only take longer
-    device.processors.cache_clear()
+    monkeypatch.setattr(device, "INTERPRETED_SMS", 2)  # more would only take longer
+    device.num_sms.cache_clear()
     drafter = EagleModel(model, DrafterShape(64, 16)).init_weights(5, std=0.1)
     chosen = [Strategy.parse(s) for s in strategies]
     engine = RolloutEngine(
         model, EngineSettings(max_batch=3, page_size=16), None, [SuffixDrafter(3, 128), drafter], chosen
     )
-    turns = itertools.cycle(chosen)
-    engine.choose = lambda count: next(turns)
+    upcoming = itertools.cycle(chosen)
+    engine.choose = lambda count: next(upcoming)
     done = {c.request.id: c for c in engine.run(requests)}
     return [done[i].tokens for i in sorted(done)], [done[i].logprobs for i in sorted(done)]
 
@@ -58,10 +60,10 @@ def test_kernels_change_no_token(family, changes, monkeypatch):
     prompts = [(4, 5, 4), (100, 2, 60, 61, 62, 63, 64)]
     sampling = [SamplingParams(0.0, max_tokens=5), SamplingParams(0.7, max_tokens=7)]
     requests = [Request(i, p, s) for i, (p, s) in enumerate(zip(prompts, sampling, strict=True))]
-    ways = ("neural:2", "plain", "neural:2x2/3")
-    tokens, logprobs = answers(model, requests, ways, monkeypatch, kernels=False)
-    got, got_logprobs = answers(model, requests, ways, monkeypatch, kernels=True)
-    device.processors.cache_clear()
+    strategies = ("neural:2", "plain", "neural:2x2/3")
+    tokens, logprobs = answers(model, requests, strategies, monkeypatch, kernels=False)
+    got, got_logprobs = answers(model, requests, strategies, monkeypatch, kernels=True)
+    device.num_sms.cache_clear()
     assert got == tokens
     flat = [torch.tensor(list(itertools.chain(*x))) for x in (got_logprobs, logprobs)]
     torch.testing.assert_close(*flat, rtol=1e-4, atol=1e-4)

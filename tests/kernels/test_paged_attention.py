@@ -1,4 +1,4 @@
-"""The Triton kernel, its PyTorch twin and the definition agree over random shapes, trees and page tables."""
+"""The Triton kernel, its reference in PyTorch and the definition agree over random shapes, trees and page tables."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def definition(q, k_pool, v_pool, table, context, tree):
     for b in range(batch):
         total = int(context[b]) + new
         where = torch.arange(total)
-        page, place = table[b, where // page_size].long(), where % page_size
+        page, offset = table[b, where // page_size].long(), where % page_size
         for t in range(new):
             seen = [i for i in range(total) if i < context[b] or int(tree[b, t]) >> (i - int(context[b])) & 1]
             for h in range(heads):
                 kv = h * kv_heads // heads
-                k = k_pool[page[seen], kv, place[seen]].double()
-                v = v_pool[page[seen], kv, place[seen]].double()
+                k = k_pool[page[seen], kv, offset[seen]].double()
+                v = v_pool[page[seen], kv, offset[seen]].double()
                 out[b, t, h] = (k @ q[b, t, h].double() * d**-0.5).softmax(0) @ v
     return out
 
 
-def twin(q, k_pool, v_pool, table, context, tree):
+def reference(q, k_pool, v_pool, table, context, tree):
     group = q.shape[2] // k_pool.shape[1]
     rows = PageRows.build(table, context, tree, k_pool.shape[2], group, q.dtype)
     return rows.attend(q.flatten(0, 1), k_pool, v_pool).view(q.shape)
@@ -82,12 +82,12 @@ quick = settings(max_examples=25, deadline=None, suppress_health_check=list(Heal
 
 @given(shapes)
 @quick
-def test_twin_equals_the_definition(shape):
+def test_reference_equals_the_definition(shape):
     if shape["shared"] and shape["page_size"] > shape["longest"]:
         shape["shared"] = False
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         args = case(**shape, dtype=dtype)
-        assert relative(twin(*args), definition(*args)) < tolerance
+        assert relative(reference(*args), definition(*args)) < tolerance
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -112,46 +112,50 @@ def test_long_contexts_and_wide_trees(device, batch, new, longest):
     group = 3 if device == "cpu" else 7
     args = case(0, batch, new, 2, group, 32, 64, longest, False, torch.float32)
     expected = definition(*args)
-    assert relative(twin(*args), expected) < 1e-5
+    assert relative(reference(*args), expected) < 1e-5
     assert relative(paged_attention(*(a.to(device) for a in args)), expected) < 1e-5
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_however_the_work_is_cut_up(device):
-    """Blocks larger and smaller than a page, queries shared out, more and fewer stretches."""
-    from paceline.kernels.paged_attention_triton import Cut, paged_attention
+def test_whatever_the_tile(device):
+    """Blocks larger and smaller than a page, queries divided over programs, more and fewer splits."""
+    from paceline.kernels.paged_attention_triton import AttentionTile, paged_attention
 
     args = case(4, 2, 9, 1, 4, 16, 32, 200, False, torch.float32)
     expected = definition(*args)
-    for cut in (
-        Cut(32),
-        Cut(16, 16, 4, 3),
-        Cut(128, 32),
-        Cut(64, 64, 8, 4, 1),
-        Cut(64, most_splits=1),
-        Cut(32, waves=9),
+    for tile in (
+        AttentionTile(32),
+        AttentionTile(16, 16, 4, 3),
+        AttentionTile(128, 32),
+        AttentionTile(64, 64, 8, 4, 1),
+        AttentionTile(64, max_splits=1),
+        AttentionTile(32, waves=9),
     ):
-        got = paged_attention(*(a.to(device) for a in args), cut=cut)
-        assert relative(got, expected) < 1e-5, cut
+        got = paged_attention(*(a.to(device) for a in args), tile=tile)
+        assert relative(got, expected) < 1e-5, tile
 
 
 @pytest.mark.parametrize(
-    ("queries", "readers", "places", "page", "name"),
+    ("queries", "readers", "capacity", "page", "name"),
     [
-        (7, 4, 4224, 64, "16"), (7, 263, 4224, 64, "16"), (7, 264, 4224, 64, "crowded"), (7, 264, 256, 1, "16"),
-        (56, 4, 4224, 64, "lone"), (56, 8, 4224, 64, "lone"), (56, 12, 4224, 64, "64"),  # three requests are not few
+        (7, 4, 4224, 64, "16"), (7, 263, 4224, 64, "16"), (7, 264, 4224, 64, "large_batch"), (7, 264, 256, 1, "16"),
+        (56, 4, 4224, 64, "small_batch"), (56, 8, 4224, 64, "small_batch"),
+        (56, 12, 4224, 64, "64"),  # three requests are not few
         (56, 4, 320, 1, "64"),  # a drafter's window is not split that finely
         (28, 4, 4224, 64, "32"), (112, 4, 4224, 64, "64"),
     ],
 )  # fmt: skip
-def test_attention_is_cut_up_by_who_reads(queries, readers, places, page, name):
+def test_the_tile_of_attention_follows_the_batch(queries, readers, capacity, page, name):
     from paceline.kernels import paged_attention_triton as attention
 
-    assert attention.cut_name(queries, readers, places, page, 132) == name and name in attention.CUTS
+    assert (
+        attention.attention_tile_name(queries, readers, capacity, page, 132) == name
+        and name in attention.ATTENTION_TILES
+    )
 
 
 def test_advancing_equals_building_anew():
-    """The mask that moves on by a token is the mask of the next pass."""
+    """The mask advanced by a token is the mask of the next pass."""
     table = torch.tensor([[1, 2, 9], [3, 4, 9], [5, 9, 9]], dtype=torch.int32)
     context = torch.tensor([20, 31, 3], dtype=torch.int32)
     tree = chain_tree(3, 1, torch.device("cpu"))

@@ -1,1 +1,2 @@
-"""Numerical building blocks. Each Triton kernel has a plain PyTorch twin here: CPUs run it, tests compare the two."""
+"""Numerical building blocks. Each Triton kernel has a reference here in plain PyTorch: CPUs run it, tests compare the
+two."""

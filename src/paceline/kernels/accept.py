@@ -1,6 +1,7 @@
-"""What a pass ends with: which guesses of a chain hold, the device's rows moved on, and what the host will read.
+"""The end of a pass: how many draft tokens of a chain are accepted, the advance of the device's request rows by them,
+and the packed output that the host reads.
 
-In plain PyTorch these are twenty operations on a handful of numbers, and each would be a kernel of its own.
+In plain PyTorch these are twenty operations on a handful of numbers, and each would be a kernel launch of its own.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from paceline.kernels.dispatch import dispatch
 from paceline.kernels.fused import has_kernels
 
 
-@dispatch("accept_triton", lambda guesses, *_: has_kernels(guesses))
-def count_accepted(guesses: Tensor, winners: Tensor, usable: Tensor) -> Tensor:
-    """How many guesses int [B, n] of a chain hold, int64 [B]: up to the first that is not what won the race, int64
-    winners [B, n + 1], where it was made, or that had no place in the cache: usable bool [B, n + 1]."""
-    right = (guesses == winners[:, :-1]) & usable[:, 1:]
+@dispatch("accept_triton", lambda draft_tokens, *_: has_kernels(draft_tokens))
+def count_accepted(draft_tokens: Tensor, target_tokens: Tensor, usable: Tensor) -> Tensor:
+    """num_accepted int64 [B] of a chain of draft_tokens int [B, n]: the length of the longest prefix in which every
+    draft token i equals the policy's own token target_tokens[:, i], int64 [B, n + 1], and has a KV slot of its own:
+    usable[:, i + 1], bool [B, n + 1]."""
+    right = (draft_tokens == target_tokens[:, :-1]) & usable[:, 1:]
     return right.long().cumprod(1).sum(1)
 
 
@@ -26,21 +28,24 @@ def advance_rows(
     context: Tensor,
     slot: Tensor,
     min_left: Tensor,
-    drawn: Tensor,
+    sampled: Tensor,
     logprobs: Tensor,
-    held: Tensor | None = None,
+    num_accepted: Tensor | None = None,
 ) -> Tensor:
-    """Of the tokens drawn [B, n], int, the first 1 + held [B] count, or the first: columns of the device's rows, int32
-    [B] each, move on by them, but for rows that only pad a graph (slot 0) -> what `pack_output` makes of it."""
-    kept = torch.zeros_like(context) if held is None else held.int()
-    token.copy_(drawn.gather(1, kept.long()[:, None])[:, 0])
-    new = (kept + 1).where(slot > 0, 0)
+    """Advance the device's request rows, in place, by the first 1 + num_accepted [B] of the sampled tokens int [B, n]
+    (by one where num_accepted is None). token, context, slot and min_left are columns of one table, int32 [B] each:
+    the last token, the context length, the slot (0: a row that only pads a graph, which does not advance), and the
+    tokens left until the minimum length -> the packed output of `pack_output`."""
+    last = torch.zeros_like(context) if num_accepted is None else num_accepted.int()
+    token.copy_(sampled.gather(1, last.long()[:, None])[:, 0])
+    new = (last + 1).where(slot > 0, 0)
     context.add_(new)
     min_left.sub_(new).clamp_(min=0)
-    return pack_output(drawn, logprobs, kept)
+    return pack_output(sampled, logprobs, last)
 
 
-def pack_output(tokens: Tensor, logprobs: Tensor, held: Tensor | None = None) -> Tensor:
-    """[B, n], [B, n] and [B] -> int32 [B, 2 n + 1], with the floats' bits riding along as integers."""
-    held = tokens.new_zeros(len(tokens)) if held is None else held
-    return torch.cat((tokens.int(), logprobs.float().view(torch.int32), held.int()[:, None]), 1)
+def pack_output(tokens: Tensor, logprobs: Tensor, num_accepted: Tensor | None = None) -> Tensor:
+    """tokens [B, n], logprobs [B, n] and num_accepted [B] -> int32 [B, 2 n + 1], in this order, so that the host reads
+    one tensor; the bits of the float32 log-probabilities are reinterpreted as integers."""
+    num_accepted = tokens.new_zeros(len(tokens)) if num_accepted is None else num_accepted
+    return torch.cat((tokens.int(), logprobs.float().view(torch.int32), num_accepted.int()[:, None]), 1)

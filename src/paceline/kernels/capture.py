@@ -15,13 +15,13 @@ from torch import Tensor
 from paceline.kernels.constants import kept_by
 
 Result = TypeVar("Result")
-ROOM = 1 / 16  # of the card's memory that is to be free before a capture
-_one_at_a_time = threading.Lock()  # a drafter may be trained beside decoding, and both capture graphs
+FREE_FOR_CAPTURE = 1 / 16  # share of the device's memory that is to be free before a capture
+_one_at_a_time = threading.Lock()  # a drafter may be trained while sequences are decoded, and both capture graphs
 
 
 class Graph:
-    """A captured graph and the constants that it reads, which it knows only by their addresses. All else that it reads
-    belongs to whoever captured it."""
+    """A captured graph, with references to the constants that it reads, which it knows only by their addresses. All
+    else that it reads belongs to whoever captured it."""
 
     def __init__(self) -> None:
         self.graph = torch.cuda.CUDAGraph()
@@ -32,7 +32,8 @@ class Graph:
 
 
 def warm_up(work: Callable[[], Any]) -> None:
-    """Kernels are compiled and libraries warm up, which must not happen inside a capture."""
+    """Run `work` once before its capture: kernels are compiled and libraries allocate their workspaces, which must not
+    happen inside one."""
     stream = _stream("warm up", torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -41,14 +42,15 @@ def warm_up(work: Callable[[], Any]) -> None:
 
 
 def capture(work: Callable[[], Result], memory: Any, stream: torch.cuda.Stream | None = None) -> tuple[Graph, Result]:
-    """Work that has warmed up, as a graph, and what every replay of it writes to. Other threads may use the device
-    meanwhile."""
+    """Capture `work`, which has been warmed up, in the memory pool `memory` -> the graph, and the result whose tensors
+    every replay writes to. Other threads may use the device meanwhile."""
     captured = Graph()
     graph = captured.graph
     torch.cuda.synchronize()
-    # Not torch.cuda.graph, which gives back all that PyTorch keeps, each time: the next pass would ask for it again.
+    # Not torch.cuda.graph, which returns all of PyTorch's cached memory to the device each time: the next pass would
+    # have to allocate it again.
     with _alone(), torch.cuda.stream(stream or _stream("capture", torch.cuda.current_device())):
-        make_room()
+        free_memory_for_capture()
         graph.capture_begin(pool=memory, capture_error_mode="thread_local")
         try:
             with kept_by(captured.reads):
@@ -58,23 +60,24 @@ def capture(work: Callable[[], Result], memory: Any, stream: torch.cuda.Stream |
     return captured, result
 
 
-def make_room() -> None:
-    """Memory that PyTorch keeps for later cannot be given back during a capture, so some has to be free."""
+def free_memory_for_capture() -> None:
+    """PyTorch's cached memory cannot be returned to the device during a capture, so it is returned before, unless the
+    share `FREE_FOR_CAPTURE` is free."""
     free, total = torch.cuda.mem_get_info()
-    if free < ROOM * total:
+    if free < FREE_FOR_CAPTURE * total:
         torch.cuda.empty_cache()
 
 
 @functools.cache
 def _stream(purpose: str, device: int) -> torch.cuda.Stream:
-    """One for each purpose: memory that PyTorch keeps is used again on the same stream only."""
+    """One stream for each purpose: PyTorch reuses cached memory on the same stream only."""
     return torch.cuda.Stream(device)
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """One capture at a time, which is all that PyTorch can do, and no garbage collected meanwhile: an engine that is
-    gone leaves graphs behind, and destroying one breaks a capture."""
+    """One capture at a time, which is all that PyTorch can do, and no garbage collection meanwhile: a dropped engine
+    leaves graphs behind, and destroying one breaks a capture."""
     with _one_at_a_time:
         was = gc.isenabled()
         gc.disable()

@@ -1,8 +1,8 @@
-"""Tensors that never change and are made once: numbers in order, masks, the steps of the noise.
+"""Constant tensors, made once per device: index ranges, masks, the steps of the noise stream.
 
 A captured graph knows the tensors that it reads by their addresses only. So constants are made before a capture, never
-within one, where only a replay would write them; and each graph keeps those that it reads (`kept_by`), whatever becomes
-of the table here.
+within one, where only a replay would write them; and each graph holds references to those that it reads (`kept_by`), so
+that they outlive the cache here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Generic, ParamSpec
 from torch import Tensor
 
 P = ParamSpec("P")
-_capture = threading.local()  # `reads`: the constants that the capture of this thread has met
+_capture = threading.local()  # `reads`: the constants that this thread has asked for during its capture
 
 
 class Constant(Generic[P]):
-    """A function of hashable arguments whose tensors are made once. None is ever dropped: a capture must find what its
-    warm-up has made. Their arguments are sizes and devices, of which a process meets few."""
+    """A cached function of hashable arguments that returns a tensor. Nothing is evicted: a capture must find what its
+    warm-up has made. The arguments are sizes and devices, of which a process meets few."""
 
     def __init__(self, make: Callable[P, Tensor]):
         functools.update_wrapper(self, make)
@@ -29,7 +29,7 @@ class Constant(Generic[P]):
         self._made: dict[object, Tensor] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor:
-        assert not kwargs, "constants go by their positional arguments"
+        assert not kwargs, "constants are cached by their positional arguments"
         tensor = self._made.get(args)
         reads: list[Tensor] | None = getattr(_capture, "reads", None)
         if tensor is None:
@@ -44,12 +44,13 @@ class Constant(Generic[P]):
 
 
 def constant(make: Callable[P, Tensor]) -> Constant[P]:
+    """Decorates a function that makes a constant tensor."""
     return Constant(make)
 
 
 @contextmanager
 def kept_by(reads: list[Tensor]) -> Iterator[None]:
-    """Within it, constants that this thread asks for are put into the list, and none may be new."""
+    """Within it, constants that this thread asks for are appended to `reads`, and none may be made."""
     _capture.reads = reads
     try:
         yield

@@ -1,4 +1,4 @@
-"""A function in plain PyTorch and its twin, a kernel that computes the same on a GPU."""
+"""One function, two forms: the reference in plain PyTorch, and a Triton kernel that computes the same on a GPU."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ R = TypeVar("R")
 
 
 class Dispatch(Generic[P, R]):
-    """Calls the function of the same name in a module of kernels where those run, and else `plain`."""
+    """Calls the function of the same name in a module of kernels where `runs` says that these run, and else the
+    reference, which is also reached as `plain`."""
 
     def __init__(self, plain: Callable[P, R], module: str, runs: Callable[..., bool]):
         functools.update_wrapper(self, plain)
-        self.plain, self._module, self._runs = plain, module, runs
+        self.plain = plain
+        self._module = module
+        self._runs = runs
 
     @functools.cached_property
     def _kernel(self) -> Callable[P, R]:
-        """Imported when it is first used: machines without a GPU need no Triton."""
+        """Imported at the first call that needs it: machines without a GPU need no Triton."""
         return getattr(import_module(f"paceline.kernels.{self._module}"), self.plain.__name__)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -28,5 +31,6 @@ class Dispatch(Generic[P, R]):
 
 
 def dispatch(module: str, runs: Callable[..., bool]) -> Callable[[Callable[P, R]], Dispatch[P, R]]:
-    """For the plain form. `runs` says of the positional arguments whether the kernel can take them."""
+    """Decorates the reference. `module` is relative to paceline.kernels; `runs` gets the positional arguments and says
+    whether the kernel takes them."""
     return lambda plain: Dispatch(plain, module, runs)

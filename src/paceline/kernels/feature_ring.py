@@ -1,4 +1,4 @@
-"""Keeping a pass's features and drawn tokens in a ring per request."""
+"""Writing a pass's features and sampled tokens into each request's ring, from which a drafter reads."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ def write_features(
     ring: Tensor,
     tokens: Tensor,
     slot: Tensor,
-    place: Tensor,
+    position: Tensor,
     features: Tensor,
-    drawn: Tensor,
-    way: Tensor | None = None,
-    held: Tensor | None = None,
+    sampled: Tensor,
+    path: Tensor | None = None,
+    num_accepted: Tensor | None = None,
 ) -> None:
-    """ring [slots, window, width] and tokens int32 [slots, window], whose slot 0 is scratch. What is kept: the features
-    [B, T, width] of the tokens at the places from `place` [B] on, and the tokens int [B, n] drawn for the places behind
-    each. Where `way` [B, n] is given, those of the members on the way; where `held` [B] is, only the first 1 + held."""
+    """ring [slots, window, width] and tokens int32 [slots, window] are written in place; an entry of position p has
+    index p % window, and slot 0 is scratch. Request b with slot[b] gets, for t < n, the features [B, T, width] of node
+    t at position[b] + t, and the token sampled[b, t], int [B, n], at the position after it. With `path` [B, n] node
+    path[b, t] takes the place of node t; with `num_accepted` [B] only t <= num_accepted[b] are kept."""
     window, width = ring.shape[1:]
-    ahead = torch.arange(drawn.shape[1], device=place.device)
-    places = place.long()[:, None] + ahead
-    rows = slot.long()[:, None].expand_as(places)
-    if way is not None:
-        features = features.gather(1, way[..., None].expand(-1, -1, width))
-    if held is not None:
-        rows = rows.where(ahead <= held[:, None], 0)
+    ahead = torch.arange(sampled.shape[1], device=position.device)
+    positions = position.long()[:, None] + ahead
+    rows = slot.long()[:, None].expand_as(positions)
+    if path is not None:
+        features = features.gather(1, path[..., None].expand(-1, -1, width))
+    if num_accepted is not None:
+        rows = rows.where(ahead <= num_accepted[:, None], 0)
     first = rows * window
-    ring.view(-1, width).index_copy_(0, (first + places % window).view(-1), features.reshape(-1, width))
-    tokens.view(-1).index_copy_(0, (first + (places + 1) % window).view(-1), drawn.int().reshape(-1))
+    ring.view(-1, width).index_copy_(0, (first + positions % window).view(-1), features.reshape(-1, width))
+    tokens.view(-1).index_copy_(0, (first + (positions + 1) % window).view(-1), sampled.int().reshape(-1))

@@ -1,4 +1,4 @@
-"""Where our kernels stand in for PyTorch: on a GPU, and within a layer only where no backward pass will follow."""
+"""Where our kernels replace PyTorch's: on a GPU, and within a layer only where no backward pass will follow."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ interpreted = False
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Whether our kernels run on what this tensor is: they know no float64."""
+    """Whether our kernels run on tensors like this one: on a GPU (or interpreted), in any type but float64."""
     return (x.is_cuda or interpreted) and x.dtype != torch.float64
 
 
 def fuses(x: Tensor) -> bool:
+    """Whether a layer on `x` runs on fused kernels, which have no backward pass."""
     return has_kernels(x) and not torch.is_grad_enabled()

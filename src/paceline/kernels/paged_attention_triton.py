@@ -1,6 +1,7 @@
-"""The GPU form of paged attention: one program per request, kv head and stretch of context, then a join.
+"""The GPU form of paged attention: one program per request, kv head and split of the context, then a kernel that joins
+the splits by their log-sum-exp.
 
-Splitting the context keeps the whole card busy when few requests run, which is where a rollout spends its tail.
+Splitting the context keeps the whole device busy when few requests run, which is where a rollout spends its tail.
 Imported only where a GPU runs: machines without one need no Triton.
 """
 
@@ -15,49 +16,49 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.device import processors, starts_early
-from paceline.kernels.hopper.matmul import SHIPPED
+from paceline.kernels.device import num_sms, use_pdl
+from paceline.kernels.hopper.matmul import TILES_FILE
 from paceline.kernels.hopper.pdl_triton import wait_for_predecessor
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How the work is cut up: what benchmarks/tune_products.py and tune_steps.py sweep."""
+class AttentionTile:
+    """How attention is divided into programs: what benchmarks/tune_products.py and tune_steps.py sweep."""
 
     block_n: int = 64
-    """Places that are looked at together."""
-    most_m: int = 64
-    """Most queries that a program takes on; more are shared out, and each part reads the context."""
+    """Positions of the context that a program scores at once."""
+    max_block_m: int = 64
+    """Most queries of a program; more are divided over programs, each of which reads the context."""
     warps: int = 4
     stages: int = 2
     waves: int = 2
-    """Programs per processor that the context is split for; not more, since a few that come last would take a turn of
-    their own."""
-    most_splits: int = 32
+    """Programs per SM that the context is split for; with more, the few programs of the last wave would run alone."""
+    max_splits: int = 32
 
 
-def read_cuts(file: Path) -> dict[str, Cut]:
-    return {name: Cut(**cut) for name, cut in json.loads(file.read_text())["cuts"].items()}
+def read_attention_tiles(file: Path) -> dict[str, AttentionTile]:
+    return {name: AttentionTile(**tile) for name, tile in json.loads(file.read_text())["attention"].items()}
 
 
-CUTS = read_cuts(SHIPPED)
-"""As `cut_name` names them; measured on an H200."""
-WIDEST = 64  # queries that cuts are told apart by
-PAGE, LONG = 32, 1024  # places of a page and of a context, from which on both are a cache's and not a drafter's window
+ATTENTION_TILES = read_attention_tiles(TILES_FILE)
+"""By the names of `attention_tile_name`; measured on an H200."""
+MAX_QUERIES = 64  # per kv head, from which on all numbers of queries have the same tile
+CACHE_PAGE, CACHE_CONTEXT = 32, 1024  # least page size and context capacity of a KV cache; a drafter's window has less
 
 
-def cut_name(queries: int, readers: int, places: int, page_size: int, most: int) -> str:
-    """For so many queries of each of so many readers of a context of up to so many places, on `most` processors: the
-    power of two that they fit in, but for two cases. Few queries of so many requests that the context need not be split
-    are `crowded`: with small blocks more programs fit on a processor. Many queries of a request or two, whose context
-    is split finely, are `lone`: small blocks share it out more evenly."""
-    wide = min(WIDEST, max(16, triton.next_power_of_2(queries)))
-    if wide == 16 and readers >= 2 * most and page_size >= PAGE:
-        return "crowded"
-    if WIDEST // 2 < queries <= WIDEST and 16 * readers <= most and places >= LONG:
-        return "lone"
+def attention_tile_name(queries: int, readers: int, capacity: int, page_size: int, sms: int) -> str:
+    """The key of `ATTENTION_TILES` for `queries` per kv head and request, `readers` = requests * kv heads, a context of
+    up to `capacity` positions, and a device with `sms` SMs: `queries` rounded up to a power of two, but for two cases.
+    "large_batch" has few queries of so many requests that the context need not be split: with small blocks more
+    programs fit on an SM. "small_batch" has many queries of one or two requests, whose context is split finely: small
+    blocks divide it more evenly."""
+    wide = min(MAX_QUERIES, max(16, triton.next_power_of_2(queries)))
+    if wide == 16 and readers >= 2 * sms and page_size >= CACHE_PAGE:
+        return "large_batch"
+    if MAX_QUERIES // 2 < queries <= MAX_QUERIES and 16 * readers <= sms and capacity >= CACHE_CONTEXT:
+        return "small_batch"
     return str(wide)
 
 
@@ -69,55 +70,57 @@ def paged_attention(
     context: Tensor,
     tree: Tensor,
     span: int | None = None,
-    cut: Cut | None = None,
+    tile: AttentionTile | None = None,
 ) -> Tensor:
-    """q [B, T, heads, d] with each token's heads side by side, pools [pages, kv_heads, page_size, d],
-    table int32 [B, most], context int32 [B], tree int64 [B, T] -> [B, T, heads, d].
-    `span` places behind the context can be seen, by default those of the T tokens."""
+    """q [B, T, heads, d] with each token's heads contiguous, pools [pages, kv_heads, page_size, d],
+    table int32 [B, max_pages], context int32 [B], tree int64 [B, T] -> [B, T, heads, d].
+    The visibility bits of `tree` cover `span` positions after the context, by default the T new tokens."""
     batch, new, heads, d = q.shape
     _, kv_heads, page_size, _ = k_pool.shape
     group = heads // kv_heads
     rows = new * group
-    places = table.shape[1] * page_size
-    cut = cut or CUTS[cut_name(rows, batch * kv_heads, places, page_size, processors(q.device))]
-    block_m = min(cut.most_m, max(16, triton.next_power_of_2(rows)))
+    capacity = table.shape[1] * page_size
+    if tile is None:
+        name = attention_tile_name(rows, batch * kv_heads, capacity, page_size, num_sms(q.device))
+        tile = ATTENTION_TILES[name]
+    block_m = min(tile.max_block_m, max(16, triton.next_power_of_2(rows)))
     tiles = triton.cdiv(rows, block_m)
-    most_blocks = triton.cdiv(places, cut.block_n)
-    wanted = cut.waves * processors(q.device) // (batch * kv_heads * tiles)
-    splits = max(1, min(cut.most_splits, most_blocks, wanted))
+    max_blocks = triton.cdiv(capacity, tile.block_n)
+    wanted = tile.waves * num_sms(q.device) // (batch * kv_heads * tiles)
+    splits = max(1, min(tile.max_splits, max_blocks, wanted))
     out = torch.empty(batch, new, heads, d, dtype=q.dtype, device=q.device)
-    # A stretch that is all there is needs no join, so its result is the result.
+    # A single split needs no join, so it writes the output itself.
     part = torch.empty(splits, *out.shape, dtype=torch.float32, device=q.device) if splits > 1 else out
     lse = torch.empty(splits, batch, new, heads, dtype=torch.float32, device=q.device)
-    early = starts_early(q.device)
+    pdl = use_pdl(q.device)
     _attend[(batch * tiles, kv_heads, splits)](
         q, k_pool, v_pool, table, context, tree, part, lse,
         q.stride(0), q.stride(1), table.stride(0), context.stride(0), tree.stride(0), tree.stride(1),
         d**-0.5, tiles, batch, new, span or new, table.shape[1], splits,
         HEADS=heads, KV_HEADS=kv_heads, GROUP=group, D=d, BLOCK_D=triton.next_power_of_2(d), PAGE=page_size,
-        BLOCK_M=block_m, BLOCK_N=cut.block_n, PDL=early,
+        BLOCK_M=block_m, BLOCK_N=tile.block_n, PDL=pdl,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=max(cut.warps, block_m // 16), num_stages=cut.stages, launch_pdl=early,
+        num_warps=max(tile.warps, block_m // 16), num_stages=tile.stages, launch_pdl=pdl,
     )  # fmt: skip
     if splits > 1:
         block_s, block_d = max(8, triton.next_power_of_2(splits)), triton.next_power_of_2(d)
         _join[(batch * new * heads,)](
-            part, lse, out, batch * new * heads, splits, D=d, BLOCK_D=block_d, BLOCK_S=block_s, PDL=early,
-            num_warps=max(1, block_s * block_d // 2048), launch_pdl=early,
+            part, lse, out, batch * new * heads, splits, D=d, BLOCK_D=block_d, BLOCK_S=block_s, PDL=pdl,
+            num_warps=max(1, block_s * block_d // 2048), launch_pdl=pdl,
         )  # fmt: skip
     return out
 
 
-# Compiled once for all strides and counts that nothing is gained by knowing: it takes a second each time.
+# Strides and counts that gain nothing by being constants are not specialized: each variant takes a second to compile.
 @triton.jit(
     do_not_specialize=["table_stride", "context_stride", "tree_stride_b", "tree_stride_t",
-                       "tiles", "batch", "new", "span", "most", "splits"],
+                       "tiles", "batch", "new", "span", "max_pages", "splits"],
     do_not_specialize_on_alignment=["table", "context", "tree"],
 )  # fmt: skip
 def _attend(
     q, k_pool, v_pool, table, context, tree, part, lse,
     q_stride_b, q_stride_t, table_stride, context_stride, tree_stride_b, tree_stride_t,
-    scale, tiles, batch, new, span, most, splits,
+    scale, tiles, batch, new, span, max_pages, splits,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -129,13 +132,13 @@ def _attend(
     dim = tl.arange(0, BLOCK_D)
     wait_for_predecessor(PDL)
     cached = tl.load(context + b * context_stride)
-    total = tl.minimum(cached + span, most * PAGE)  # new tokens that the table has no room for are seen by nobody
+    total = tl.minimum(cached + span, max_pages * PAGE)  # new tokens beyond the table's capacity are seen by none
     blocks = tl.cdiv(total, BLOCK_N)
     per_split = tl.cdiv(blocks, splits)
     first = split * per_split * BLOCK_N
     last = tl.minimum(total, first + per_split * BLOCK_N)
-    # Up to here blocks hold nothing but context, which everybody sees.
-    known = tl.maximum(first, tl.minimum(last, cached // BLOCK_N * BLOCK_N))
+    # Blocks before this position hold nothing but context, which all queries see: they need no mask.
+    unmasked = tl.maximum(first, tl.minimum(last, cached // BLOCK_N * BLOCK_N))
 
     # Rows are the queries of this kv head, token by token: row = token * GROUP + head within the group.
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -143,45 +146,45 @@ def _attend(
     alive = token < new
     head = kv * GROUP + row % GROUP
     in_d = dim < D
-    place = b * q_stride_b + token * q_stride_t + head * D
-    queries = tl.load(q + place[:, None] + dim[None, :], mask=alive[:, None] & in_d[None, :], other=0.0)
+    q_offset = b * q_stride_b + token * q_stride_t + head * D
+    queries = tl.load(q + q_offset[:, None] + dim[None, :], mask=alive[:, None] & in_d[None, :], other=0.0)
     sees = tl.load(tree + b * tree_stride_b + token * tree_stride_t, mask=alive, other=0)
 
     best = tl.full([BLOCK_M], -1e30, tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     scale = scale * _LOG2E  # so that the exponential is a power of two
-    for start in range(first, known, BLOCK_N):
+    for start in range(first, unmasked, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
-        spot = _spots(pages, start, n, n < last, kv, KV_HEADS, PAGE, BLOCK_N, D, False)
-        keys = _rows(k_pool, spot, dim, n < last, D, BLOCK_D, False)
+        offset = _pool_offsets(pages, start, n, n < last, kv, KV_HEADS, PAGE, BLOCK_N, D, False)
+        keys = _load_rows(k_pool, offset, dim, n < last, D, BLOCK_D, False)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
         higher = tl.maximum(best, tl.max(scores, 1))
         shrink = tl.exp2(best - higher)
         p = tl.exp2(scores - higher[:, None])
         weight = weight * shrink + tl.sum(p, 1)
-        values = _rows(v_pool, spot, dim, n < last, D, BLOCK_D, False)
+        values = _load_rows(v_pool, offset, dim, n < last, D, BLOCK_D, False)
         acc = tl.dot(p.to(values.dtype), values, acc * shrink[:, None], input_precision=PRECISION)
         best = higher
-    for start in range(known, last, BLOCK_N):
+    for start in range(unmasked, last, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
-        there = n < last
-        spot = _spots(pages, start, n, there, kv, KV_HEADS, PAGE, BLOCK_N, D, True)
-        keys = _rows(k_pool, spot, dim, there, D, BLOCK_D, True)
+        in_range = n < last
+        offset = _pool_offsets(pages, start, n, in_range, kv, KV_HEADS, PAGE, BLOCK_N, D, True)
+        keys = _load_rows(k_pool, offset, dim, in_range, D, BLOCK_D, True)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
-        age = n - cached  # below 0: context
-        bit = (sees[:, None] >> tl.minimum(tl.maximum(age, 0), 63)[None, :].to(tl.int64)) & 1
-        visible = there[None, :] & ((age < 0)[None, :] | (bit == 1))
+        relative = n - cached  # negative within the context, else the index of a new token
+        bit = (sees[:, None] >> tl.minimum(tl.maximum(relative, 0), 63)[None, :].to(tl.int64)) & 1
+        visible = in_range[None, :] & ((relative < 0)[None, :] | (bit == 1))
         scores = tl.where(visible, scores, -1e30)
         higher = tl.maximum(best, tl.max(scores, 1))
         shrink = tl.exp2(best - higher)
         p = tl.where(visible, tl.exp2(scores - higher[:, None]), 0.0)
         weight = weight * shrink + tl.sum(p, 1)
-        values = _rows(v_pool, spot, dim, there, D, BLOCK_D, True)
+        values = _load_rows(v_pool, offset, dim, in_range, D, BLOCK_D, True)
         acc = tl.dot(p.to(values.dtype), values, acc * shrink[:, None], input_precision=PRECISION)
         best = higher
 
-    # A stretch of which a row sees nothing has weight 0: its log-sum-exp is so low that the join ignores it.
+    # A split of which a query sees nothing has weight 0: its log-sum-exp is so low that the join ignores it.
     safe = tl.maximum(weight, 1e-30)
     to = split * batch * new * HEADS + (b * new + token) * HEADS + head
     tl.store(lse + to, tl.where(weight > 0, best + tl.log2(safe), -1e30), mask=alive)
@@ -190,28 +193,29 @@ def _attend(
 
 
 @triton.jit
-def _spots(
-    pages, start, n, there, kv,
+def _pool_offsets(
+    pages, start, n, in_range, kv,
     KV_HEADS: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Where the places n of a request lie in a layer's pool; a block within one page asks for that page once."""
+    """Offsets of the positions n of a request in a layer's pool; a block within one page reads its table entry once."""
     if PAGE % BLOCK_N == 0:
         page = tl.load(pages + start // PAGE).to(tl.int64)
-        spot = ((page * KV_HEADS + kv) * PAGE + start % PAGE) * D + tl.arange(0, BLOCK_N) * D
+        offset = ((page * KV_HEADS + kv) * PAGE + start % PAGE) * D + tl.arange(0, BLOCK_N) * D
     else:
         if MASK:
-            page = tl.load(pages + n // PAGE, mask=there, other=0).to(tl.int64)
+            page = tl.load(pages + n // PAGE, mask=in_range, other=0).to(tl.int64)
         else:
             page = tl.load(pages + n // PAGE).to(tl.int64)
-        spot = ((page * KV_HEADS + kv) * PAGE + n % PAGE) * D
-    return spot
+        offset = ((page * KV_HEADS + kv) * PAGE + n % PAGE) * D
+    return offset
 
 
 @triton.jit
-def _rows(pool, spot, dim, there, D: tl.constexpr, BLOCK_D: tl.constexpr, MASK: tl.constexpr):
-    at = pool + spot[:, None] + dim[None, :]
+def _load_rows(pool, offset, dim, in_range, D: tl.constexpr, BLOCK_D: tl.constexpr, MASK: tl.constexpr):
+    """Keys or values [BLOCK_N, BLOCK_D] at these offsets."""
+    at = pool + offset[:, None] + dim[None, :]
     if MASK:
-        return tl.load(at, mask=there[:, None] & (dim < D)[None, :], other=0.0)
+        return tl.load(at, mask=in_range[:, None] & (dim < D)[None, :], other=0.0)
     if BLOCK_D != D:
         return tl.load(at, mask=(dim < D)[None, :], other=0.0)
     return tl.load(at)

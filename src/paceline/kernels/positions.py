@@ -1,6 +1,8 @@
-"""Where a pass reads and writes, worked out on the device: small sums over few numbers, each as one kernel on a GPU.
+"""Where a pass reads and writes: KV slots, token positions, rotations and a drafter's page table, from the request rows
+on the device.
 
-In plain PyTorch each of these is ten operations, and a step of a small model would spend its time between them.
+In plain PyTorch each of these is ten operations on few numbers, and a step of a small model would spend its time in
+their launches; on a GPU each is one kernel.
 """
 
 from __future__ import annotations
@@ -15,49 +17,52 @@ from paceline.kernels.fused import has_kernels
 
 @dispatch("positions_triton", lambda table, *_: has_kernels(table))
 def kv_slots(table: Tensor, context: Tensor, new: int, page_size: int, kv_heads: int) -> tuple[Tensor, Tensor]:
-    """Of `new` tokens behind the context of each request: row numbers int64 [B * new * kv_heads] of a layer's pool, and
-    whether each has a place of its own, bool [B, new]; those that the table int [B, most] has no room for get scratch.
-    """
-    place = context.long()[:, None] + up_to(new, context.device)  # [B, T]
-    pages = table.gather(1, (place // page_size).clamp_(max=table.shape[1] - 1))
+    """The KV slots of `new` tokens per request at positions context[b] + t, by the page table int [B, max_pages] and
+    context int [B] -> rows int64 [B * new * kv_heads] of a layer's pool [pages * kv_heads * page_size, d], and usable
+    bool [B, new]: whether a position has a page. One that has none, or is beyond the table's capacity, gets a row of
+    page 0, which is scratch."""
+    position = context.long()[:, None] + up_to(new, context.device)  # [B, T]
+    pages = table.gather(1, (position // page_size).clamp_(max=table.shape[1] - 1))
     if new > 1:
-        pages = pages.where(place < table.shape[1] * page_size, 0)
+        pages = pages.where(position < table.shape[1] * page_size, 0)
     first = (pages.long()[..., None] * kv_heads + up_to(kv_heads, context.device)) * page_size
-    return (first + (place % page_size)[..., None]).view(-1), pages > 0
+    return (first + (position % page_size)[..., None]).view(-1), pages > 0
 
 
 @dispatch("positions_triton", lambda token, *_: has_kernels(token))
-def tree_nodes(token: Tensor, context: Tensor, guesses: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
-    """Of trees with the roots `token`, int32 [B], and guesses int32 [B, T - 1]: every member's token, the root first,
-    int32 [B * T], and its position int32 [B * T], as deep in the tree [B, T] behind the context [B] as it is. A guess
-    below zero, which is none, is looked at as token 0."""
-    tokens = torch.cat((token[:, None], guesses.clamp(min=0)), 1)
+def tree_nodes(token: Tensor, context: Tensor, draft_tokens: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens and positions of draft trees, both int32 [B * T] with the root first: token int32 [B] and draft_tokens
+    int32 [B, T - 1], at context [B] + depth [B, T]. A negative draft token means none, and is scored as token 0."""
+    tokens = torch.cat((token[:, None], draft_tokens.clamp(min=0)), 1)
     return tokens.flatten(), (context[:, None] + depth).int().flatten()
 
 
 @constant
 def up_to(n: int, device: torch.device) -> Tensor:
+    """0, 1, ..., n - 1, int64 [n]; made once per device, so that captured graphs can read it."""
     return torch.arange(n, device=device)
 
 
 @dispatch("positions_triton", lambda _, inv_freq, *__: has_kernels(inv_freq))
 def rotations(positions: Tensor, inv_freq: Tensor, signs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [N, 1, d] of positions [N], from the frequencies [d] and the factors [2, d] of cosine and sine."""
+    """The rotary embedding's cos and sin [N, 1, d] at positions [N]: cos(p * inv_freq) * signs[0] and
+    sin(p * inv_freq) * signs[1], with inv_freq [d] and signs [2, d]."""
     angle = positions.to(inv_freq.dtype)[:, None] * inv_freq
     return (angle.cos() * signs[0]).to(dtype)[:, None], (angle.sin() * signs[1]).to(dtype)[:, None]
 
 
 @dispatch("positions_triton", lambda slot, *_: has_kernels(slot))
 def window_table(
-    slot: Tensor, drafted: Tensor, start: Tensor, window: int, ring: int, stride: int, room: int
+    slot: Tensor, drafted: Tensor, start: Tensor, window: int, ring: int, stride: int, capacity: int
 ) -> tuple[Tensor, Tensor]:
-    """The pages that a drafter's round looks at: of each request the known entries of its ring in order, then the first
-    `room` places behind the ring -> table int32 [B, window + room], number of known entries int32 [B].
-    `drafted` entries are known, of which those from `start` on can be seen; slot, drafted and start: int [B]."""
+    """The page table of a drafter's attention, with pages of one entry: a request's slot has `stride` pages, of which
+    the first `ring` hold its past entries (entry e in page e % ring) and the next `capacity` the new ones of a round.
+    slot, drafted and start are int [B]: entries [start, drafted) exist, and the last `window` of them are visible ->
+    table int32 [B, window + capacity], first the visible entries in order, then the new pages; and the number of
+    visible entries int32 [B]."""
     drafted = drafted.long()[:, None]
-    known = (drafted - start.long().clamp(min=0)[:, None]).clamp(0, window)
-    column = up_to(window + room, slot.device)
-    # Behind the known entries comes the room, whatever their number.
-    in_room = ring + (column - known).clamp(max=room - 1)
-    page = slot.long()[:, None] * stride + torch.where(column < known, (drafted - known + column) % ring, in_room)
-    return page.int(), known[:, 0].int()
+    visible = (drafted - start.long().clamp(min=0)[:, None]).clamp(0, window)
+    column = up_to(window + capacity, slot.device)
+    new_page = ring + (column - visible).clamp(max=capacity - 1)
+    page = slot.long()[:, None] * stride + torch.where(column < visible, (drafted - visible + column) % ring, new_page)
+    return page.int(), visible[:, 0].int()

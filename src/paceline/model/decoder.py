@@ -209,16 +209,6 @@ class Decoder(nn.Module):
         return self
 
 
-def parameter_bytes(model: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in model.parameters())
-
-
-def weights_per_token(model: Decoder) -> int:
-    """How many weights a token is multiplied with: all but embeddings that are not the head too."""
-    unused = 0 if model.config.tied else model.embed.weight.numel()
-    return sum(p.numel() for p in model.parameters()) - unused
-
-
 def as_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32

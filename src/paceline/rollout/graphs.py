@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from paceline.kernels.capture import Graph, capture, make_room, warm_up
+from paceline.kernels.capture import Graph, capture, free_memory_for_capture, warm_up
 
 Work = Callable[[], tuple[Tensor, ...]]
 
@@ -39,7 +39,7 @@ class GraphPool:
         warm_up(work)
         if changed is not None and before_it is not None:
             changed.copy_(before_it)
-        make_room()  # as a capture does when it begins, which would hide what it takes
+        free_memory_for_capture()  # as a capture does when it begins, which would hide what it takes
         before = torch.cuda.memory_reserved()
         captured = capture(work, self._memory, self._urgent)
         self.memory_bytes += max(0, torch.cuda.memory_reserved() - before)

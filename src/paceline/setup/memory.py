@@ -22,7 +22,7 @@ from paceline.draft.eagle.vocabulary import guessable
 from paceline.draft.strategy import Strategy, default_strategies
 from paceline.errors import UserError
 from paceline.files import reading
-from paceline.kernels.adam import PIECE
+from paceline.kernels.adam import ADAM_CHUNK
 from paceline.learn.algorithms import resolve
 from paceline.learn.logprobs import LOGITS_AT_ONCE
 from paceline.learn.shards import COPIES
@@ -131,7 +131,7 @@ def plan_memory(
     tokens = min(max(learn.micro_tokens, longest), r.prompts * r.samples * longest)
     learning = _activations(config, shape, tokens) * dtype.itemsize
     learning += min(LOGITS_AT_ONCE, tokens * shape.vocab_size) * LOGIT_BYTES
-    stepping = 0 if room.cuda else min(PIECE, largest) * 4 * 5
+    stepping = 0 if room.cuda else min(ADAM_CHUNK, largest) * 4 * 5
     filling = min(r.prefill_tokens, r.prompts * longest) * _layer_floats(shape) * dtype.itemsize
     parts["passes"] = max(learning, stepping, filling)
 

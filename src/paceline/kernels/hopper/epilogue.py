@@ -1,7 +1,7 @@
-"""What follows a product in a decoder layer, each as one kernel, and the same in plain PyTorch.
+"""What follows a matmul in a decoder layer, each as one kernel, and its reference in plain PyTorch.
 
-All take partial sums [splits, rows, out] as `kernels.product` gives them, and round where the separate operations
-would: a sum of parts is a value of the model's type before anything is made of it.
+All take the partial sums [splits, rows, out] of `hopper.matmul.split_k_matmul`, and round where the separate operations
+would: the sum over splits is rounded to the model's type before anything else is computed from it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from paceline.kernels.fused import has_kernels
 
 
 class KVRows(NamedTuple):
-    """Where the keys and values of a layer go."""
+    """Where the new keys and values of a layer are written: row slots[n * kv_heads + h] for head h of token n."""
 
-    k_rows: Tensor  # [places * kv_heads, d]
+    k_rows: Tensor  # [slots * kv_heads, d]
     v_rows: Tensor
     slots: Tensor  # int64 [rows * kv_heads]
 
 
 class HeadNorms(NamedTuple):
-    """Norms of queries and keys, for models that have them."""
+    """RMSNorm weights of queries and keys, for models that have them."""
 
     q: Tensor  # [d]
     k: Tensor
@@ -32,20 +32,20 @@ class HeadNorms(NamedTuple):
 
 
 class DeferredNorm(NamedTuple):
-    """What a product of rows that are normed but for their size is still to be multiplied by."""
+    """The 1/rms factor of an RMSNorm, deferred to the next matmul: 1 / sqrt(sum(squares) / size + eps) per row."""
 
-    squares: Tensor  # float32 [parts, rows]: sums of squares, of a part of each row
-    size: int
+    squares: Tensor  # float32 [parts, rows]: sums of squares, each over a part of the row
+    size: int  # numbers of a row
     eps: float
 
-    def root(self) -> Tensor:
-        """[rows, 1]"""
+    def inverse_rms(self) -> Tensor:
+        """float32 [rows, 1]"""
         return torch.rsqrt(self.squares.sum(0) / self.size + self.eps)[:, None]
 
 
 @dispatch("hopper.epilogue_triton", lambda _, residual, *__: has_kernels(residual))
 def add_norm(parts: Tensor, residual: Tensor, bias: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """residual + product (+ bias), and its RMS norm; both [rows, out]."""
+    """x = residual + sum(parts) (+ bias) and its RMSNorm, both [rows, out]."""
     wide = torch.promote_types(residual.dtype, torch.float32)
     total = parts.to(wide).sum(0) + residual.to(wide)
     x = (total if bias is None else total + bias.to(wide)).to(residual.dtype)
@@ -61,14 +61,15 @@ def rope_and_cache(
     sin: Tensor,
     heads: tuple[int, int],
     cache: KVRows,
-    scale: DeferredNorm | None = None,
+    deferred: DeferredNorm | None = None,
 ) -> Tensor:
-    """The product of a layer's qkv -> all heads [rows, heads + 2 * kv_heads, d]: queries and keys normed and turned,
-    values as they are. Keys and values are in the cache then. cos and sin: [rows, 1, d], for the model's type."""
+    """Partial sums of a layer's qkv matmul -> all heads [rows, heads + 2 * kv_heads, d]: queries and keys normed and
+    rotated, values as they are. Keys and values are written to the cache. `heads`: (query heads, kv heads); cos and sin
+    [rows, 1, d], in the model's type; `deferred`: the 1/rms that the matmul's input lacks."""
     wide = torch.promote_types(cos.dtype, torch.float32)
     total = parts.to(wide).sum(0)
-    if scale is not None:
-        total = total * scale.root()
+    if deferred is not None:
+        total = total * deferred.inverse_rms()
     qkv = (total if bias is None else total + bias.to(wide)).to(cos.dtype)
     q, k, v = qkv.unflatten(1, (-1, cos.shape[-1])).split((*heads, heads[1]), 1)
     if norms is not None:
@@ -82,7 +83,8 @@ def rope_and_cache(
 
 @dispatch("hopper.epilogue_triton", lambda _, table, __, x, *___: has_kernels(x) and table.dtype == x.dtype)
 def concat_norm(tokens: Tensor, table: Tensor, table_norm: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
-    """What a drafter's layer reads: the embeddings of tokens [rows] and x [rows, size], each normed, side by side."""
+    """The input of a drafter's layer, [rows, 2 * size]: RMSNorm(table[tokens]) and RMSNorm(x) concatenated, with tokens
+    [rows], x [rows, size] and a norm weight [size] each."""
     size = (x.shape[-1],)
     embedded = torch.rms_norm(table[tokens].to(x.dtype), size, table_norm, eps)
     return torch.cat((embedded, torch.rms_norm(x, size, norm, eps)), -1)

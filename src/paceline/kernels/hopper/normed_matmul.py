@@ -1,14 +1,14 @@
-"""A layer's two products that read a norm: one after the other, or both in one kernel.
+"""RMSNorm and the matmul that reads it (qkv, gate_up): as separate kernels, or fused where the table of tiles says so.
 
-One kernel is for a single row, where the table of tiles says so. A row alone is so little work that a layer takes as
-long as its kernels wait for each other. Every program of a product can make the norm for itself, since that is a few
-kilobytes, and so two kernels of nine are gone; a third, where queries and keys are turned, because a program takes the
-two numbers that are turned together.
+A layer of nine kernels spends most of a step with few rows in waiting for its predecessors, so fewer are faster.
 
-For a few rows, adding up is a part of the product that is added (`residual_matmul`), where the table says so, and so is
-the first half of the norm: the sum times the norm's weights, and its squares. The second half, dividing by the root of
-their mean, can be done to what the next product makes of it, since it is one number for a row. That is two kernels of
-nine.
+A single row: every program of a matmul computes the norm of the row for itself, which is a few kilobytes to read. That
+saves the two norm kernels of a layer, and the rotation of queries and keys, since a program computes both dimensions of
+a rotated pair.
+
+A few rows: the matmul before the norm (`residual_matmul`) also adds the residual stream, multiplies the sum by the
+norm's weights, and writes the sums of its squares. The norm's factor 1/rms is one number per row, so it can be deferred
+and multiplied onto the output of the next matmul (`DeferredNorm`). That saves the two norm kernels as well.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from paceline.kernels.hopper.matmul import Tile, gated_matmul, split_k_matmul, t
 
 
 class Prenormed(NamedTuple):
-    """A residual stream times the weights of the norm behind it, and what is to be done to products of it."""
+    """A residual stream that is normed but for its 1/rms, which the next matmul's output is multiplied by."""
 
-    scaled: Tensor  # [rows, size]
-    scale: DeferredNorm
+    scaled: Tensor  # [rows, size]: the stream times the norm's weights
+    deferred: DeferredNorm
 
 
 class ResidualStream(NamedTuple):
-    """A residual stream that the last product has not been added to yet."""
+    """A residual stream to which the last matmul may still have to be added: x + sum(parts) (+ bias)."""
 
     x: Tensor  # [rows, size]
-    parts: Tensor | None = None  # [splits, rows, size], or nothing to add
+    parts: Tensor | None = None  # partial sums [splits, rows, size]; None: nothing to add
     bias: Tensor | None = None
-    ready: Prenormed | None = None  # if nothing is left to add: as `residual_matmul` left it
+    prenormed: Prenormed | None = None  # by `residual_matmul`, which has added everything to x
 
     def normed(self, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """The sum, and its norm."""
+        """The sum and its RMSNorm, both [rows, size]."""
         parts = self.x.new_empty(0, *self.x.shape) if self.parts is None else self.parts
         return add_norm(parts, self.x, self.bias, weight, eps)
 
 
 class RopeArgs(NamedTuple):
-    """What makes a product the heads of a layer: as `rope_and_cache` takes it."""
+    """What turns the output of a qkv matmul into a layer's heads: the arguments of `rope_and_cache` after `parts`."""
 
     bias: Tensor | None
     norms: HeadNorms | None
@@ -55,33 +55,36 @@ class RopeArgs(NamedTuple):
 
 
 def norm_qkv_matmul(
-    stream: ResidualStream, norm: Tensor, eps: float, weight: Tensor, turn: RopeArgs
+    stream: ResidualStream, norm: Tensor, eps: float, weight: Tensor, rope: RopeArgs
 ) -> tuple[Tensor, Tensor]:
-    """-> the residual stream [rows, size], and all heads [rows, heads + 2 * kv_heads, d] as in `rope_and_cache`"""
-    tile = _tile(stream.x, weight)
-    if tile is not None and turn.norms is None:
-        from paceline.kernels.hopper.normed_matmul_triton import norm_qkv_matmul as own
+    """RMSNorm, qkv matmul, rotation and cache write -> the residual stream [rows, size], and all heads
+    [rows, heads + 2 * kv_heads, d] as in `rope_and_cache`."""
+    tile = _fused_tile(stream.x, weight)
+    if tile is not None and rope.norms is None:
+        from paceline.kernels.hopper.normed_matmul_triton import norm_qkv_matmul as kernel
 
-        return own(stream, norm, eps, weight, turn, tile)
-    if stream.ready is not None:
-        return stream.x, rope_and_cache(split_k_matmul(stream.ready.scaled, weight), *turn, stream.ready.scale)
+        return kernel(stream, norm, eps, weight, rope, tile)
+    if stream.prenormed is not None:
+        scaled, deferred = stream.prenormed
+        return stream.x, rope_and_cache(split_k_matmul(scaled, weight), *rope, deferred)
     x, normed = stream.normed(norm, eps)
-    return x, rope_and_cache(split_k_matmul(normed, weight), *turn)
+    return x, rope_and_cache(split_k_matmul(normed, weight), *rope)
 
 
 def norm_gated_matmul(
     stream: ResidualStream, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """-> the residual stream [rows, size], and silu(gate) * up [rows, out], as `gated_matmul` has it"""
-    tile = _tile(stream.x, weight)
+    """RMSNorm and gate_up matmul -> the residual stream [rows, size], and silu(gate) * up [rows, out] as in
+    `gated_matmul`."""
+    tile = _fused_tile(stream.x, weight)
     if tile is not None and bias is None:
-        from paceline.kernels.hopper.normed_matmul_triton import norm_gated_matmul as own
+        from paceline.kernels.hopper.normed_matmul_triton import norm_gated_matmul as kernel
 
-        return own(stream, norm, eps, weight, tile)
-    if stream.ready is not None and bias is None and (tile := tile_for(len(stream.x), weight)) is not None:
-        from paceline.kernels.hopper.matmul_triton import gated_matmul as scaled
+        return kernel(stream, norm, eps, weight, tile)
+    if stream.prenormed is not None and bias is None and (tile := tile_for(len(stream.x), weight)) is not None:
+        from paceline.kernels.hopper.matmul_triton import gated_matmul as deferred_kernel
 
-        return stream.x, scaled(stream.ready.scaled, weight, tile, stream.ready.scale)
+        return stream.x, deferred_kernel(stream.prenormed.scaled, weight, tile, stream.prenormed.deferred)
     x, normed = stream.normed(norm, eps)
     return x, gated_matmul(normed, weight, bias)
 
@@ -89,16 +92,18 @@ def norm_gated_matmul(
 def residual_matmul(
     residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float
 ) -> ResidualStream:
-    """residual + x weight^T (+ bias), whose norm is what is read next."""
+    """residual + x weight^T (+ bias), which the RMSNorm with weights `norm` reads next; where the tile says so, the
+    first half of that norm is computed here."""
     tile = tile_for(len(x), weight) if has_kernels(x) else None
-    if tile is None or not tile.added:
+    if tile is None or not tile.residual:
         return ResidualStream(residual, split_k_matmul(x, weight), bias)
-    from paceline.kernels.hopper.matmul_triton import residual_matmul
+    from paceline.kernels.hopper.matmul_triton import residual_matmul as kernel
 
-    total, scaled, squares = residual_matmul(x, weight, residual, bias, norm, tile)
-    return ResidualStream(total, ready=Prenormed(scaled, DeferredNorm(squares, len(norm), eps)))
+    total, scaled, squares = kernel(x, weight, residual, bias, norm, tile)
+    return ResidualStream(total, prenormed=Prenormed(scaled, DeferredNorm(squares, len(norm), eps)))
 
 
-def _tile(x: Tensor, weight: Tensor) -> Tile | None:
+def _fused_tile(x: Tensor, weight: Tensor) -> Tile | None:
+    """The tile of a kernel that computes the norm itself, for a single row."""
     tile = tile_for(1, weight) if len(x) == 1 and has_kernels(x) else None
     return tile if tile is not None and tile.norm else None

@@ -1,4 +1,5 @@
-"""Launched early (`kernels.device.pdl`): a kernel lets the next one begin, and waits for those before it."""
+"""Programmatic dependent launch (`kernels.device.pdl`): a kernel lets the next one start, and waits for its
+predecessors."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def wait_for_predecessor(PDL: tl.constexpr):
-    """What comes before this may not depend on any kernel before; what comes behind it sees all that they wrote."""
+    """Code before this call may not depend on any earlier kernel; code after it sees all that they wrote."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -1,4 +1,4 @@
-"""Products of few rows and what follows them equal their plain forms, over random shapes and ways to cut them up."""
+"""Matmuls of few rows and their epilogues equal their references, over random shapes and tiles."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ TILES = [
     Tile(64, 128, 2, warps=8, stages=2),
     Tile(4, 128, 2, vector=True),
     Tile(8, 32, 1, vector=True, weight_first=False),
-    Tile(4, 64, 2, vector=True, ahead=True),
+    Tile(4, 64, 2, vector=True, preload=True),
     Tile(4, 32, 2, vector=True, unroll=2),
-    Tile(8, 512, 1, vector=True, ahead=True),  # more than there is
-    Tile(64, 64, 3, stages=3, ahead=True),
-    Tile(16, 128, 2, ahead=True),  # in part more than there is
+    Tile(8, 512, 1, vector=True, preload=True),  # more than there is
+    Tile(64, 64, 3, stages=3, preload=True),
+    Tile(16, 128, 2, preload=True),  # in part more than there is
 ]
 
 
@@ -47,18 +47,18 @@ def random(seed: int, dtype: torch.dtype, *shape: int, scale: float = 1.0) -> to
 @pytest.mark.parametrize(
     ("out", "size", "tile", "lines"),
     [
-        (64, 128, Tile(4, 64, vector=True), 2),  # a row is two lines
+        (64, 128, Tile(4, 64, vector=True), 2),  # a row is two cache lines
         (64, 1024, Tile(16, 64, splits=4), 4),  # a split's share of it
         (4096, 4096, Tile(4, 512, vector=True), 32),  # half of what there is
         (2**18, 4096, Tile(4, 512, vector=True), 1),
     ],
 )
-def test_weights_are_asked_for_early_as_far_as_wanted(out, size, tile, lines, monkeypatch):
+def test_weights_are_prefetched_up_to_a_number_of_bytes(out, size, tile, lines, monkeypatch):
     from paceline.kernels import device
-    from paceline.kernels.hopper.matmul_triton import lines_ahead
+    from paceline.kernels.hopper.matmul_triton import prefetch_lines
 
-    monkeypatch.setattr(device, "ahead_bytes", 16 << 20)
-    assert lines_ahead(torch.empty(out, size, dtype=torch.bfloat16, device="meta"), tile) == lines
+    monkeypatch.setattr(device, "prefetch_bytes", 16 << 20)
+    assert prefetch_lines(torch.empty(out, size, dtype=torch.bfloat16, device="meta"), tile) == lines
 
 
 @on
@@ -70,7 +70,7 @@ def test_weights_are_asked_for_early_as_far_as_wanted(out, size, tile, lines, mo
     tile=st.sampled_from(TILES),
 )
 @quick
-def test_products(device, dtype, seed, rows, out, size, tile):
+def test_matmuls(device, dtype, seed, rows, out, size, tile):
     from paceline.kernels.hopper.matmul_triton import gated_matmul, split_k_matmul
 
     rows = 1 if tile.vector else rows
@@ -111,12 +111,12 @@ def test_add_norm(device, dtype, seed, splits, rows, size, b):
     normed=st.booleans(),
 )
 @quick
-def test_turn_and_keep(device, dtype, seed, splits, rows, heads, d, b, normed):
+def test_rope_and_cache(device, dtype, seed, splits, rows, heads, d, b, normed):
     from paceline.kernels.hopper.epilogue_triton import rope_and_cache
 
-    every = heads[0] + 2 * heads[1]
-    parts = random(seed, torch.float32, splits, rows, every * d)
-    bias = random(seed + 1, dtype, every * d) if b else None
+    all_heads = heads[0] + 2 * heads[1]
+    parts = random(seed, torch.float32, splits, rows, all_heads * d)
+    bias = random(seed + 1, dtype, all_heads * d) if b else None
     norms = [random(seed + i, dtype, d) for i in (2, 3)] if normed else None
     cos, sin = random(seed + 4, dtype, rows, 2, d)[:, :1], random(seed + 5, dtype, rows, 1, d)
     slots = torch.randperm(40 * heads[1], generator=torch.Generator().manual_seed(seed))[: rows * heads[1]]
@@ -135,7 +135,7 @@ def test_turn_and_keep(device, dtype, seed, splits, rows, heads, d, b, normed):
 
 @on
 @pytest.mark.parametrize(("rows", "size"), [(1, 48), (5, 200)])
-def test_norm_beside(device, dtype, rows, size):
+def test_concat_norm(device, dtype, rows, size):
     from paceline.kernels.hopper.epilogue_triton import concat_norm
 
     tokens = torch.randint(0, 9, (rows, 3), generator=torch.Generator().manual_seed(rows))[:, 1]
@@ -147,8 +147,8 @@ def test_norm_beside(device, dtype, rows, size):
 
 def test_the_table_is_asked_by_rows_and_shape(monkeypatch):
     one, some = Tile(16, 512, vector=True), Tile(64, 64, 2)
-    monkeypatch.setattr(matmul, "TILES", {(1, 6, 8): one, (16, 6, 8): some})
-    monkeypatch.setattr(matmul, "_known", lambda device: True)
+    monkeypatch.setattr(matmul, "MATMUL_TILES", {(1, 6, 8): one, (16, 6, 8): some})
+    monkeypatch.setattr(matmul, "_is_tuned", lambda device: True)
     weight = torch.zeros(6, 8, dtype=torch.bfloat16)
     assert matmul.tile_for(1, weight) is one
     assert matmul.tile_for(9, weight) is some and matmul.tile_for(16, weight) is some
@@ -158,8 +158,8 @@ def test_the_table_is_asked_by_rows_and_shape(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_table_may_name_the_library(dtype, monkeypatch):
-    monkeypatch.setattr(matmul, "tile_for", lambda rows, weight: Tile(library=True))
+def test_a_tile_may_name_cublaslt(dtype, monkeypatch):
+    monkeypatch.setattr(matmul, "tile_for", lambda rows, weight: Tile(cublaslt=True))
     monkeypatch.setattr(matmul, "has_kernels", lambda x: True)
     x, weight = random(1, dtype, 72, 64), random(2, dtype, 48, 64) / 8
     parts = matmul.split_k_matmul(x, weight)
@@ -168,13 +168,15 @@ def test_a_table_may_name_the_library(dtype, monkeypatch):
 
 
 def test_the_table_that_is_shipped_can_be_used():
-    assert all(rows in matmul.ROWS and out % 16 == 0 and size % 16 == 0 for rows, out, size in matmul.TILES)
+    assert all(
+        rows in matmul.ROW_BUCKETS and out % 16 == 0 and size % 16 == 0 for rows, out, size in matmul.MATMUL_TILES
+    )
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("entry", matmul.TILES.items(), ids=str)
+@pytest.mark.parametrize("entry", matmul.MATMUL_TILES.items(), ids=str)
 def test_the_shipped_tiles(entry):
-    """At their own size: what small cases cannot show is a tile that the card has no room for."""
+    """At their own size: small cases cannot show a tile whose shared memory the device does not have."""
     (rows, out, size), tile = entry
     g = torch.Generator("cuda").manual_seed(0)
     x = torch.randn(rows, size, generator=g, device="cuda").bfloat16()

@@ -1,4 +1,4 @@
-"""A norm that is part of the product behind it: the same as one after the other, over random shapes."""
+"""A norm that is fused with the matmul after it equals separate kernels, over random shapes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from paceline.kernels.hopper.epilogue import DeferredNorm, KVRows
 from paceline.kernels.hopper.matmul import Tile
 from paceline.kernels.hopper.normed_matmul import ResidualStream, RopeArgs
 
-from .test_product import near, on, random
+from .test_matmul import near, on, random
 
 quick = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 streams = {"seed": st.integers(0, 10**6), "splits": st.integers(0, 4), "size": st.sampled_from([32, 72, 256])}
 
 
-def stream(seed, dtype, splits, size, added) -> ResidualStream:
+def stream(seed, dtype, splits, size, with_bias) -> ResidualStream:
     parts = random(seed, torch.float32, splits, 1, size) if splits else None
     return ResidualStream(
-        random(seed + 1, dtype, 1, size), parts, random(seed + 2, dtype, size) if added and splits else None
+        random(seed + 1, dtype, 1, size), parts, random(seed + 2, dtype, size) if with_bias and splits else None
     )
 
 
@@ -36,23 +36,23 @@ def move(x, device):
 @on
 @given(
     **streams,
-    added=st.booleans(),
+    with_bias=st.booleans(),
     biased=st.booleans(),
     heads=st.sampled_from([(1, 1), (6, 2), (7, 1)]),
     d=st.sampled_from([16, 24, 64]),
     pairs=st.sampled_from([2, 8, 64]),
 )
 @quick
-def test_norm_heads(device, dtype, seed, splits, size, added, biased, heads, d, pairs):
+def test_norm_qkv_matmul(device, dtype, seed, splits, size, with_bias, biased, heads, d, pairs):
     from paceline.kernels.hopper.normed_matmul_triton import norm_qkv_matmul
 
-    every = heads[0] + 2 * heads[1]
-    weight = random(seed + 3, dtype, every * d, size, scale=size**-0.5)
+    all_heads = heads[0] + 2 * heads[1]
+    weight = random(seed + 3, dtype, all_heads * d, size, scale=size**-0.5)
     slots = torch.randperm(20 * heads[1], generator=torch.Generator().manual_seed(seed))[: heads[1]]
     cache = KVRows(random(seed + 4, dtype, 20 * heads[1], d), random(seed + 5, dtype, 20 * heads[1], d), slots)
     cos, sin = random(seed + 6, dtype, 1, 1, d), random(seed + 7, dtype, 1, 1, d)
-    turn = RopeArgs(random(seed + 8, dtype, every * d) if biased else None, None, cos, sin, heads, cache)
-    given = stream(seed, dtype, splits, size, added), random(seed + 9, dtype, size), 1e-5, weight, turn
+    rope = RopeArgs(random(seed + 8, dtype, all_heads * d) if biased else None, None, cos, sin, heads, cache)
+    given = stream(seed, dtype, splits, size, with_bias), random(seed + 9, dtype, size), 1e-5, weight, rope
     mine, plain = move(given, device), move(given, "cpu")
     got, expected = norm_qkv_matmul(*mine, Tile(pairs, vector=True, norm=True)), normed_matmul.norm_qkv_matmul(*plain)
     for a, b in zip((*got, *mine[-1].cache[:2]), (*expected, *plain[-1].cache[:2]), strict=True):
@@ -62,18 +62,18 @@ def test_norm_heads(device, dtype, seed, splits, size, added, biased, heads, d, 
 @on
 @given(
     **streams,
-    added=st.booleans(),
+    with_bias=st.booleans(),
     half=st.sampled_from([16, 50, 128]),
     block_n=st.sampled_from([2, 8, 32]),
-    turns=st.sampled_from([1, 2, 3]),
+    blocks=st.sampled_from([1, 2, 3]),
 )
 @quick
-def test_norm_gated(device, dtype, seed, splits, size, added, half, block_n, turns):
+def test_norm_gated_matmul(device, dtype, seed, splits, size, with_bias, half, block_n, blocks):
     from paceline.kernels.hopper.normed_matmul_triton import norm_gated_matmul
 
     weight = random(seed + 3, dtype, 2 * half, size, scale=size**-0.5)
-    given = stream(seed, dtype, splits, size, added), random(seed + 4, dtype, size), 1e-5, weight
-    got = norm_gated_matmul(*move(given, device), Tile(block_n, vector=True, norm=True, turns=turns))
+    given = stream(seed, dtype, splits, size, with_bias), random(seed + 4, dtype, size), 1e-5, weight
+    got = norm_gated_matmul(*move(given, device), Tile(block_n, vector=True, norm=True, blocks=blocks))
     for a, b in zip(got, normed_matmul.norm_gated_matmul(*given), strict=True):
         near(a, b, dtype)
 
@@ -89,11 +89,11 @@ def test_norm_gated(device, dtype, seed, splits, size, added, half, block_n, tur
     tile=st.sampled_from([Tile(16, 32, weight_first=False, stages=2), Tile(64, 64, stages=2)]),
 )
 @quick
-def test_a_norm_in_two_halves(device, dtype, seed, rows, sizes, heads, d, biased, tile):
-    """The first with the product that is added, the second with the one that reads it."""
+def test_a_deferred_norm(device, dtype, seed, rows, sizes, heads, d, biased, tile):
+    """Its first half is fused with the matmul before it, its 1/rms with the one after it."""
     from paceline.kernels.hopper import epilogue_triton, matmul_triton
 
-    (size, inner), every = sizes, heads[0] + 2 * heads[1]
+    (size, inner), all_heads = sizes, heads[0] + 2 * heads[1]
     weights = (
         random(seed, dtype, size, inner, scale=inner**-0.5),
         random(seed + 1, dtype, 2 * 50, size, scale=size**-0.5),
@@ -108,26 +108,26 @@ def test_a_norm_in_two_halves(device, dtype, seed, rows, sizes, heads, d, biased
     scale = DeferredNorm(squares, size, 1e-5)
     near(matmul_triton.gated_matmul(scaled, *there(weights[1]), tile, scale), hidden, dtype)
 
-    qkv = random(seed + 6, dtype, every * d, size, scale=size**-0.5)
+    qkv = random(seed + 6, dtype, all_heads * d, size, scale=size**-0.5)
     slots = torch.randperm(20 * heads[1], generator=torch.Generator().manual_seed(seed))[: rows * heads[1]]
     cos, sin = random(seed + 7, dtype, rows, 1, d), random(seed + 8, dtype, rows, 1, d)
     pool = random(seed + 9, dtype, 2, 20 * heads[1], d)
-    turn = RopeArgs(random(seed + 10, dtype, every * d), None, cos, sin, heads, KVRows(*pool.clone(), slots))
-    expected = normed_matmul.norm_qkv_matmul(stream, norm, 1e-5, qkv, turn)[1]
+    rope = RopeArgs(random(seed + 10, dtype, all_heads * d), None, cos, sin, heads, KVRows(*pool.clone(), slots))
+    expected = normed_matmul.norm_qkv_matmul(stream, norm, 1e-5, qkv, rope)[1]
     parts = matmul_triton.split_k_matmul(scaled, *there(qkv), replace(tile, splits=3))
-    mine = move(turn._replace(cache=KVRows(*pool, slots)), device)
+    mine = move(rope._replace(cache=KVRows(*pool, slots)), device)
     near(epilogue_triton.rope_and_cache(parts, *mine, scale), expected, dtype)
-    for a, b in zip(mine.cache[:2], turn.cache[:2], strict=True):
+    for a, b in zip(mine.cache[:2], rope.cache[:2], strict=True):
         near(a, b, dtype)
 
 
-def test_only_a_single_row_takes_its_norm_along(monkeypatch):
+def test_a_norm_is_fused_for_a_single_row_only(monkeypatch):
     """And only where the table says so."""
     calls = []
     monkeypatch.setattr(normed_matmul, "has_kernels", lambda x: True)
-    monkeypatch.setattr(matmul, "_known", lambda device: True)
+    monkeypatch.setattr(matmul, "_is_tuned", lambda device: True)
     weight = torch.empty(64, 32, dtype=torch.bfloat16)
     for tile, rows in ((Tile(4, norm=True), 1), (Tile(4, norm=True), 2), (Tile(4), 1)):
-        monkeypatch.setattr(matmul, "TILES", {(1, 64, 32): tile, (8, 64, 32): tile})
-        calls.append(normed_matmul._tile(torch.empty(rows, 32), weight))
+        monkeypatch.setattr(matmul, "MATMUL_TILES", {(1, 64, 32): tile, (8, 64, 32): tile})
+        calls.append(normed_matmul._fused_tile(torch.empty(rows, 32), weight))
     assert calls == [Tile(4, norm=True), None, None]
