@@ -5,8 +5,8 @@
 No data and no weights are needed: traces come from `paceline.tasks.search`, as many as there is time for. Minutes on a
 GPU; on a CPU in principle. The last line is JSON.
 
-A model with the cost of a large one and real behaviour, without downloads: train the layers that do something, let a
-drafter learn from what they write, and grow both to the geometry of Qwen2.5-7B (or 1.5B) with layers that do nothing.
+A model with the cost of a large one and real behaviour, without downloads: train the active layers, train a drafter on
+their completions, and grow both to the geometry of Qwen2.5-7B (or 1.5B) with idle layers (`grow.py`).
 
     python benchmarks/make_reasoner.py --preset 7b --minutes 4.5 --out SHALLOW
     paceline draft train --model SHALLOW --out SHALLOW/drafter --minutes 2 --answers 4096 --window 256 \\
@@ -30,6 +30,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from grow import IDLE_LAYERS, grow, lean_away, push_down
 from paceline.core import Request, SamplingParams
 from paceline.draft.eagle.model import EagleModel, load_drafter, save_drafter
 from paceline.draft.eagle.vocabulary import LEAST
@@ -37,7 +38,6 @@ from paceline.learn.optimizer import AdamW
 from paceline.model import Decoder, DecoderConfig, load_model, save_model
 from paceline.model.attention import PackedAttention
 from paceline.model.decoder import as_dtype
-from paceline.model.grow import IDLE, grow, lean_away, push_down
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.rollout import EngineSettings, RolloutEngine
 from paceline.setup.build import DRAFTER
@@ -49,8 +49,8 @@ CHARACTERS = ["\n", *map(chr, range(32, 127))]
 VOCAB = 104  # seven words, 96 characters, and one to make it a multiple of eight
 CONTEXT = 1280
 LONG_CONTEXT = 9216
-# What it learns from is a little easier than what it is asked later: reinforcement learning takes it from there.
-LESSONS = {
+# Shares of the training traces: a little easier than the tasks that it is asked later, which are left to RL.
+TRACE_LEVELS = {
     Level((3,), 20, (1, 100)): 0.2,
     Level((3, 4), 50, (1, 200)): 0.6,
     Level((4,), 99, (1, 500)): 0.2,
@@ -65,7 +65,7 @@ class Preset:
     tail: bool = False
     """Whether it learns to search for very long, and with a context for it."""
     grown: tuple[int, int] | None = None
-    """Layers and tokens of the model that it is grown to."""
+    """Layers and vocabulary of the model that it is grown to."""
 
     @property
     def context(self) -> int:
@@ -81,12 +81,12 @@ def _shape(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: in
 PRESETS = {
     "embedded": Preset(_shape(192, 10, 6, 2, 384), 2e-3, 65536),
     "100m": Preset(_shape(768, 16, 12, 4, 2048), 6e-4, 65536),
-    # The layers that do something, as wide as those of Qwen2.5-7B and 1.5B, and what they are grown to.
+    # The active layers, as wide as those of Qwen2.5-7B and 1.5B, and what they are grown to.
     "7b": Preset(_shape(3584, 4, 28, 4, 18944), 2e-4, 16384, tail=True, grown=(28, 152064)),
     "1.5b": Preset(_shape(1536, 6, 12, 2, 8960, tied=True), 4e-4, 16384, tail=True, grown=(28, 151936)),
     "tiny": Preset(_shape(64, 4, 4, 2, 128), 3e-3, 10240, tail=True, grown=(12, 512)),
 }
-DRAFT_VOCAB = LEAST  # tokens that the drafter of a grown model can guess: enough for answers with few different ones
+DRAFT_VOCAB = LEAST  # tokens that the drafter of a grown model can propose: enough for answers with few distinct ones
 
 
 def make_tokenizer(folder: Path, context: int = CONTEXT) -> Tokenizer:
@@ -121,7 +121,7 @@ def make_traces(job: tuple[int, int, bool]) -> tuple[np.ndarray, np.ndarray, np.
     tokens: list[int] = []
     lengths, prompts = [], []
     while len(lengths) < count:
-        level = r.choice(TAIL) if tail else r.choices(list(LESSONS), list(LESSONS.values()))[0]
+        level = r.choice(TAIL) if tail else r.choices(list(TRACE_LEVELS), list(TRACE_LEVELS.values()))[0]
         problem = make_problem(level, r)
         prompt = str(prompt_of(problem, "search"))
         searcher = Searcher.draw_patient(r, len(problem.numbers)) if tail else Searcher.draw(r)
@@ -142,11 +142,14 @@ class Traces:
     """Packed batches of whole traces, made by a pool of processes a little ahead of the training."""
 
     def __init__(self, batch_tokens: int, device: torch.device, seed: int, workers: int, tail: bool = False):
-        assert batch_tokens >= (LONG_CONTEXT if tail else CONTEXT), "a batch must have room for the longest trace"
-        self.batch_tokens, self.device, self.tail = batch_tokens, device, tail
+        assert batch_tokens >= (LONG_CONTEXT if tail else CONTEXT), "a batch must fit the longest trace"
+        self.batch_tokens = batch_tokens
+        self.device = device
+        self.tail = tail
         self.pool = multiprocessing.get_context("spawn").Pool(workers)
         self.count = 2 * batch_tokens // 100
-        self.seed, self.pending = seed * 10**6, []
+        self.seed = seed * 10**6
+        self.pending = []
         for _ in range(3 * workers):
             self._order()
 
@@ -171,14 +174,14 @@ class Traces:
         row = torch.from_numpy(tokens[ends[first - 1] if first else 0 : ends[last - 1]].astype(np.int64))
         within = np.concatenate([np.arange(n) for n in lengths])
         answer = torch.from_numpy(within >= np.repeat(prompts, lengths))
-        # A token's target is the one behind it, if that is part of the same trace's answer.
+        # A token's target is the next one, if that is part of the same trace's answer.
         targets = torch.where(answer, row, -100).roll(-1)
         targets[torch.from_numpy(np.cumsum(lengths) - 1)] = -100
         return row.to(self.device), targets.to(self.device), lengths.tolist()
 
 
 def train(model: Decoder, traces: Traces, minutes: float, lr: float, max_steps: int, unused: int = 0) -> dict:
-    """`unused` tokens will be added to the vocabulary that no text has: they take part in the loss."""
+    """`unused` tokens, which no trace has, will be added to the vocabulary: they take part in the loss."""
     optimizer = AdamW(model.named_parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     started, seen, steps, loss = time.time(), 0, 0, torch.tensor(0.0)
     for row, targets, lengths in traces:
@@ -205,7 +208,7 @@ def train(model: Decoder, traces: Traces, minutes: float, lr: float, max_steps: 
 
 
 def evaluate(model: Decoder, tokenizer: Tokenizer, difficulty: str, prompts: int, longest: int) -> dict:
-    """What the model does at temperature 1 on problems it has not seen."""
+    """Solved problems and answer lengths at temperature 1, on problems that it was not trained on."""
     task = Countdown(difficulty, "search", seed=987_654)
     engine = RolloutEngine(model, EngineSettings(max_batch=min(prompts, 512)))
     samples = [task.sample(i) for i in range(prompts)]
@@ -273,8 +276,8 @@ def train_preset(args: argparse.Namespace) -> dict:
     result = train(model, traces, args.minutes, preset.lr, args.max_steps, unused)
     traces.pool.terminate()
 
-    if preset.grown:  # a drafter that learns from this one, with three idle layers, fits what is grown from it
-        model = grow(model, model.config.layers + IDLE, min(DRAFT_VOCAB, preset.grown[1]))
+    if preset.grown:  # a drafter trained on this one, with three idle layers, fits what is grown from it
+        model = grow(model, model.config.layers + IDLE_LAYERS, min(DRAFT_VOCAB, preset.grown[1]))
     args.out.mkdir(parents=True, exist_ok=True)
     tokenizer = save_reasoner(model, args.out)
     longest = args.eval_tokens or (1000 if not preset.tail else preset.context - 64)
@@ -305,8 +308,8 @@ def grow_folder(name: str, trained: Path, out: Path, seed: int) -> dict:
 
 @torch.no_grad()
 def grow_drafter(drafter: EagleModel, policy: Decoder, vocab_size: int) -> EagleModel:
-    """The same drafter for a policy that was grown from its own; it can guess the first `vocab_size` tokens, among them
-    all that texts have. It must have learned from as many: it has to know that the others are none."""
+    """The same drafter for a policy that was grown from its own; it can propose the first `vocab_size` tokens, among
+    them all that are used. It must have been trained with as many, so that it proposes no unused one."""
     vocab = torch.arange(vocab_size, device=policy.device) if vocab_size < policy.config.vocab_size else None
     grown = EagleModel(policy, drafter.shape, vocab)
     for own, trained in zip(grown.parameters(), drafter.parameters(), strict=True):
@@ -315,7 +318,7 @@ def grow_drafter(drafter: EagleModel, policy: Decoder, vocab_size: int) -> Eagle
 
 
 def save_reasoner(model: Decoder, folder: Path) -> Tokenizer:
-    """Save the model in bfloat16, whatever it was trained in, and put its tokenizer beside it."""
+    """Save the model in bfloat16, whatever it was trained in, with its tokenizer."""
     model.requires_grad_(False).to(torch.bfloat16)
     save_model(model, folder)
     model.to(as_dtype("auto", model.device))

@@ -78,6 +78,11 @@ class Layer(nn.Module):
             self._views = where, {k: v.t() if v is not None and v.dim() == 2 else v for k, v in kept.items()}
         return self._views[1]
 
+    def is_idle(self) -> bool:
+        """Whether all output projections are zero, so that the layer adds nothing to the residual stream."""
+        own = dict(self.named_parameters())
+        return not any(bool(own[name].any()) for name in ("o", "down", "o_bias", "down_bias") if name in own)
+
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention, beside: Tensor | None = None
     ) -> Tensor:
@@ -207,6 +212,12 @@ class Decoder(nn.Module):
             scale = std / (2 * self.config.layers) ** 0.5 if name.endswith((".o", ".down")) else std
             param.copy_(torch.empty(param.shape).normal_(0, scale, generator=generator))
         return self
+
+
+def last_active_layer(model: Decoder) -> Layer:
+    """The last layer that adds something to the residual stream; the last one if all are idle."""
+    layers = cast(list[Layer], model.layers)
+    return next((layer for layer in reversed(layers) if not layer.is_idle()), layers[-1])
 
 
 def as_dtype(name: str, device: torch.device) -> torch.dtype:

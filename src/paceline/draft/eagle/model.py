@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from paceline.draft.eagle.checkpoint import HEAD, WINDOW, make_config, read_eagle3, vocabulary_maps
 from paceline.kernels.hopper.epilogue import concat_norm
 from paceline.model import fast
-from paceline.model.decoder import Attention, Decoder, Layer, rms_norm
-from paceline.model.grow import active_layers
+from paceline.model.decoder import Attention, Decoder, Layer, last_active_layer, rms_norm
 from paceline.model.rope import rotations
 
 WEIGHTS = "model.safetensors"
@@ -168,7 +167,7 @@ def new_drafter(policy: Decoder, window: int, seed: int, vocab: Tensor | None = 
     does something: after as much training it is ahead by a tenth in tokens per check."""
     shape = DrafterShape(policy.config.intermediate_size, min(window, policy.config.max_positions))
     drafter = EagleModel(policy, shape, vocab).init_weights(seed)
-    theirs = dict(policy.layers[(active_layers(policy) or [-1])[-1]].named_parameters())
+    theirs = dict(last_active_layer(policy).named_parameters())
     with torch.no_grad():
         for name, mine in drafter.layer.named_parameters():
             if mine.shape == theirs[name].shape:  # all but qkv, which reads embeddings as well

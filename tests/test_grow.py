@@ -1,8 +1,9 @@
-"""A grown model says what it said before, its drafter reads what it read before, and unused tokens stay unused."""
+"""benchmarks/grow.py: a grown model writes what it wrote, its drafter reads what it read, unused tokens stay unused."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,12 +13,14 @@ from paceline.draft.eagle.model import DrafterShape, EagleModel, load_drafter, s
 from paceline.draft.strategy import Strategy
 from paceline.model import Decoder, DecoderConfig, load_model
 from paceline.model.attention import PackedAttention
-from paceline.model.grow import IDLE, active_layers, grow, lean_away, places, push_down
 from paceline.rollout import EngineSettings, RolloutEngine
 
-from ..conftest import benchmark, tiny_config
+from .conftest import benchmark, load_file, tiny_config
 
 make_reasoner = benchmark("make_reasoner")
+growing = load_file(Path(__file__).parents[1] / "benchmarks" / "grow.py")
+active_layers, grow, lean_away, push_down = growing.active_layers, growing.grow, growing.lean_away, growing.push_down
+IDLE_LAYERS = growing.IDLE_LAYERS
 
 
 def fresh(family: str = "llama", layers: int = 4, tied: bool = False) -> Decoder:
@@ -27,7 +30,7 @@ def fresh(family: str = "llama", layers: int = 4, tied: bool = False) -> Decoder
 
 
 def look(model: Decoder) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hidden states, logits and features of two texts."""
+    """Hidden states, logits and features of two sequences."""
     tokens = torch.randint(0, 100, (50,), generator=torch.Generator().manual_seed(3))
     attention = PackedAttention([30, 20], tokens.device)
     with torch.no_grad():
@@ -47,21 +50,25 @@ def answers(model: Decoder, temperature: float, drafter: EagleModel | None = Non
     return [(c.tokens, c.logprobs) for c in done], engine.stats.accept_length
 
 
-def test_layers_keep_their_place_between_the_taps():
+def test_as_many_active_layers_come_before_each_tap():
     for active in (4, 5, 6, 9):
-        for layers in (active + IDLE, 28, 40):
-            chosen = places(active, layers)
+        for layers in (active + IDLE_LAYERS, 28, 40):
+            chosen = growing.active_indices(active, layers)
             assert chosen == sorted(set(chosen)) and len(chosen) == active
             seen = [sum(p < tap for p in chosen) for tap in (2, layers // 2, layers - 3)]
-            assert seen == [2, (active + IDLE) // 2, active], "in front of each tap"
+            assert seen == [2, (active + IDLE_LAYERS) // 2, active], "before each tap"
 
 
 @pytest.mark.parametrize(("family", "tied"), [("llama", False), ("llama", True), ("qwen2", False), ("qwen3", False)])
 def test_growing_changes_nothing(family, tied):
     shallow = fresh(family, tied=tied)
-    base = grow(shallow, 4 + IDLE)
+    base = grow(shallow, 4 + IDLE_LAYERS)
     deep, wide = grow(base, 28), grow(base, 28, vocab_size=1000)
-    assert deep.config.layers == 28 and active_layers(deep) == places(4, 28) and active_layers(base) == [0, 1, 2, 3]
+    assert (
+        deep.config.layers == 28
+        and active_layers(deep) == growing.active_indices(4, 28)
+        and active_layers(base) == [0, 1, 2, 3]
+    )
     (hidden, logits, _), (_, _, features) = look(shallow), look(base)
     for model in (base, deep):
         assert all(map(torch.equal, look(model)[:2], (hidden, logits))), "bit for bit"
@@ -76,7 +83,7 @@ def test_growing_changes_nothing(family, tied):
 
 
 def test_a_grown_model_writes_the_same_with_the_same_guesses(tmp_path, make_reasoner):
-    base = grow(fresh(), 4 + IDLE, vocab_size=256)
+    base = grow(fresh(), 4 + IDLE_LAYERS, vocab_size=256)
     deep = grow(base, 14, vocab_size=600)
     drafter = EagleModel(base, DrafterShape(64, 32)).init_weights(std=0.1)
     save_drafter(make_reasoner.grow_drafter(drafter, deep, 256), tmp_path)
@@ -87,17 +94,15 @@ def test_a_grown_model_writes_the_same_with_the_same_guesses(tmp_path, make_reas
         assert [t for t, _ in before[0]] == [t for t, _ in after[0]]
         guessed, again = answers(base, temperature, drafter), answers(deep, temperature, grown)
         assert [t for t, _ in guessed[0]] == [t for t, _ in again[0]] == [t for t, _ in before[0]]
-        assert guessed[1] == again[1] > 1.0, "the same guesses held"
+        assert guessed[1] == again[1] > 1.0, "the same draft tokens were accepted"
 
 
 def test_the_loss_is_that_of_the_grown_model():
     """Pushing down counts the last row as often as the grown model has it, and for the margin more."""
-    from paceline.model import grow as room
-
     logits = torch.randn(3, 8, dtype=torch.float64)
     full = torch.cat((logits, logits[:, -1:].expand(-1, 92)), 1)
     shifted = push_down(logits, 92)
-    shifted[:, -1] -= room.MARGIN
+    shifted[:, -1] -= growing.MARGIN
     torch.testing.assert_close(shifted.logsumexp(1), full.logsumexp(1))
 
 
@@ -108,7 +113,7 @@ def test_unused_tokens_are_out_of_reach_from_the_start(layers):
     assert mass.max() < 1e-3
 
 
-def test_learning_reaches_the_layers_that_did_nothing():
+def test_gradients_reach_idle_layers():
     model = grow(fresh(), 8).requires_grad_(True)
     tokens = torch.arange(20)
     hidden, _ = model(tokens, tokens, PackedAttention([20], tokens.device))
@@ -121,7 +126,7 @@ def test_a_reasoner_is_made_and_grown(tmp_path, make_reasoner, monkeypatch, caps
     """The commands of the docstring, at a size for a CPU."""
     from paceline.model.tokenizer import load_tokenizer
 
-    from ..test_cli import here
+    from .test_cli import here
 
     def run(*words: object) -> dict:
         monkeypatch.setattr("sys.argv", ["make_reasoner.py", *map(str, words)])
@@ -162,7 +167,7 @@ def test_the_presets_have_the_geometry_that_they_name(make_reasoner):
         assert preset.context > 8192 and preset.batch_tokens >= preset.context
 
 
-def test_lessons_for_the_long_presets_have_a_tail(make_reasoner):
+def test_traces_of_the_long_presets_have_a_tail(make_reasoner):
     tokens, lengths, prompts = make_reasoner.make_traces((1, 600, True))
     assert len(tokens) == lengths.sum() and lengths.max() <= make_reasoner.LONG_CONTEXT
     own = sorted(lengths - prompts)
