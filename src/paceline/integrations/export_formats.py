@@ -131,7 +131,7 @@ def _speculators(d: ExportedDrafter) -> Files:
             "algorithm": "eagle3",
             "proposal_methods": [proposal],
             "default_proposal_method": "greedy",
-            "verifier": {"name_or_path": d.policy_name, "architectures": [FAMILIES[d.policy.family]]},
+            "verifier": {"name_or_path": d.policy_name, "architectures": [FAMILIES[d.policy.family].architecture]},
         },
         "transformer_layer_config": layer,
         "draft_vocab_size": d.config["draft_vocab_size"],

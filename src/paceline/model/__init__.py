@@ -1,4 +1,4 @@
-"""The decoder that both writes answers and learns from them, and its checkpoints in Hugging Face form."""
+"""The decoder, used for rollout and for learning, and its checkpoints in Hugging Face form."""
 
 from paceline.model.checkpoint import load_model, save_model
 from paceline.model.config import DecoderConfig

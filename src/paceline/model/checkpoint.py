@@ -1,6 +1,6 @@
 """Checkpoints in Hugging Face form: read from a folder or a hub id, written so that `transformers` loads them.
 
-Inside, q/k/v and gate/up are fused; outside they have their usual names. `layout` is the one place that knows both.
+In the decoder q/k/v and gate/up are fused; in checkpoints they have their usual names. `layout` alone knows both.
 """
 
 from __future__ import annotations
@@ -17,17 +17,10 @@ from paceline.errors import UserError
 from paceline.files.reading import inside, named_path, read_object, shorten
 from paceline.model.config import FAMILIES, DecoderConfig
 from paceline.model.decoder import Decoder, as_dtype
-from paceline.model.weights import (
-    INDEX,
-    ONE_FILE,
-    Stored,
-    check_inventory,
-    inventory,
-    read_weights,
-)
+from paceline.model.weights import INDEX, WEIGHTS_FILE, Stored, check_inventory, inventory, read_weights
 
 EMBEDDED = Path(__file__).parents[1] / "embedded"
-SHARD_BYTES = 5 * 10**9
+SHARD_BYTES = 5 * 10**9  # most bytes of one weight file
 
 
 def find_model(path: str) -> Path:
@@ -86,13 +79,13 @@ def _fill(model: Decoder, found: Mapping[str, Stored]) -> None:
 
 
 def check_model(folder: Path) -> dict[str, Stored]:
-    """Refuse a model that could not be loaded, from what its files say of themselves -> its tensors."""
+    """Refuse a model that could not be loaded, by its config and the headers of its files -> its tensors by name."""
     config = read_config(folder)
     found = inventory(folder)
-    held = sum(stored.count for stored in found.values())
-    if config.parameters > held and config.layers > len(found):  # so many layers are not even described
+    stored_count = sum(stored.count for stored in found.values())
+    if config.parameters > stored_count and config.layers > len(found):  # the files do not even name so many layers
         raise UserError(
-            f"the config.json of {folder} implies {config.parameters:,} weights, but its files hold {held:,}; "
+            f"the config.json of {folder} implies {config.parameters:,} weights, but its files hold {stored_count:,}; "
             "is the download complete, and the config its own?"
         )
     with torch.device("meta"):
@@ -101,15 +94,15 @@ def check_model(folder: Path) -> dict[str, Stored]:
 
 
 def save_model(model: Decoder, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write config.json and one or more safetensors files. The tokenizer is not the model's to save."""
+    """Write config.json and one or more safetensors files. The tokenizer is saved apart."""
     folder.mkdir(parents=True, exist_ok=True)
     dtype = str(model.dtype).removeprefix("torch.")
-    hf = model.config.hf | {"architectures": [FAMILIES[model.config.family]], "dtype": dtype}
+    hf = model.config.hf | {"architectures": [FAMILIES[model.config.family].architecture], "dtype": dtype}
     hf.pop("torch_dtype", None)
     (folder / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
     shards = _shards(model, shard_bytes)
     if len(shards) == 1:
-        _write(shards[0], folder / ONE_FILE)
+        _write(shards[0], folder / WEIGHTS_FILE)
         return
     index: dict[str, str] = {}
     for i, shard in enumerate(shards, 1):
@@ -140,7 +133,7 @@ def _shards(model: Decoder, limit: int) -> list[dict[str, Tensor]]:
 
 
 def layout(model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Hugging Face names and the tensors, or parts of fused tensors, that hold them here."""
+    """(Hugging Face name, tensor) of all weights; of fused tensors, the view that the name stands for."""
     c = model.config
     qkv = (c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim)
     mlp = (c.intermediate_size, c.intermediate_size)

@@ -1,7 +1,7 @@
 """The shape of a decoder, read from a Hugging Face config.
 
-Four families share one dense shape and differ by flags: Llama, Qwen2 (bias on q, k, v), Qwen3 (norms on q and k) and
-Mistral. Anything else is refused by name rather than run wrongly.
+Model families that share the dense Llama shape differ by flags; another one is one more entry in `FAMILIES`. Anything
+else is refused by name rather than run wrongly.
 """
 
 from __future__ import annotations
@@ -15,12 +15,31 @@ from paceline.errors import UserError
 from paceline.files.reading import check, shorten
 from paceline.model.rope import MAX_POSITIONS, Rope
 
+
+@dataclass(frozen=True)
+class Family:
+    """How a model family differs from plain Llama. What single models of a family choose is read from their config:
+    tied embeddings, `attention_bias`, `mlp_bias`, head_dim, rope scaling."""
+
+    architecture: str
+    """Its class in transformers, written into checkpoints."""
+    qkv_bias: bool = False
+    """q, k and v always have a bias, whatever `attention_bias` says."""
+    o_bias: bool = False
+    """`attention_bias` also gives the attention's output projection a bias."""
+    qk_norm: bool = False
+    """Queries and keys have an RMSNorm per head."""
+    optional_window: bool = False
+    """`sliding_window` counts only where `use_sliding_window` is set."""
+
+
 FAMILIES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "mistral": "MistralForCausalLM",
+    "llama": Family("LlamaForCausalLM", o_bias=True),
+    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, optional_window=True),
+    "qwen3": Family("Qwen3ForCausalLM", o_bias=True, qk_norm=True, optional_window=True),
+    "mistral": Family("MistralForCausalLM"),
 }
+"""By `model_type` in config.json."""
 MAX_HEAD_DIM = 4096
 
 # Bounds far beyond any model of these families: a damaged number is refused before anything is made of it.
@@ -66,6 +85,7 @@ class HfConfig(BaseModel):
 @dataclass(frozen=True)
 class DecoderConfig:
     family: str
+    """Key of `FAMILIES`: the `model_type` in config.json."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -105,7 +125,7 @@ class DecoderConfig:
 
     @property
     def parameters(self) -> int:
-        """How many numbers a model of this shape has, counted without making one."""
+        """Number of parameters of a model of this shape, counted without making one."""
         h, d, i = self.hidden_size, self.head_dim, self.intermediate_size
         layer = 2 * h + self.qkv_size * h + self.heads * d * h + 3 * i * h
         layer += self.qkv_bias * self.qkv_size + self.o_bias * h + self.mlp_bias * (2 * i + h) + self.qk_norm * 2 * d
@@ -113,29 +133,30 @@ class DecoderConfig:
 
     @classmethod
     def from_hf(cls, hf: dict[str, Any], where: str = "the model") -> DecoderConfig:
-        place = f"the config.json of {where}"
-        family = hf.get("model_type")
-        if not isinstance(family, str) or family not in FAMILIES:
+        source = f"the config.json of {where}"
+        model_type = hf.get("model_type")
+        if not isinstance(model_type, str) or model_type not in FAMILIES:
             raise UserError(
-                f"{where} is of family '{shorten(str(family))}', which Paceline does not run; "
+                f"{where} is of family '{shorten(str(model_type))}', which Paceline does not run; "
                 f"it runs {', '.join(FAMILIES)}"
             )
+        family = FAMILIES[model_type]
         refuse_quantized(hf, where)
-        c = check(HfConfig, hf, place)
+        c = check(HfConfig, hf, source)
         if c.hidden_act not in (None, "silu"):
             raise UserError(f"{where} uses the activation '{shorten(c.hidden_act)}'; Paceline runs silu only")
         heads = c.num_attention_heads
         kv_heads = c.num_key_value_heads or heads
         head_dim = c.head_dim or c.hidden_size // heads
         if heads % kv_heads:
-            raise UserError(f"{place} has {heads} attention heads, which {kv_heads} key/value heads do not divide")
+            raise UserError(f"{source} has {heads} attention heads, which {kv_heads} key/value heads do not divide")
         if head_dim < 2 or head_dim % 2 or head_dim > MAX_HEAD_DIM:
             raise UserError(
-                f"{place} gives heads {head_dim} dimensions; they need an even number from 2 to {MAX_HEAD_DIM}"
+                f"{source} gives heads {head_dim} dimensions; they need an even number from 2 to {MAX_HEAD_DIM}"
             )
         bias = bool(c.attention_bias)
         return cls(
-            family=family,
+            family=model_type,
             vocab_size=c.vocab_size,
             hidden_size=c.hidden_size,
             intermediate_size=c.intermediate_size,
@@ -143,30 +164,30 @@ class DecoderConfig:
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            max_positions=_max_positions(c),
+            max_positions=_max_positions(c, family),
             rope=Rope.from_hf(hf, where),
             norm_eps=c.rms_norm_eps,
             tied=bool(c.tie_word_embeddings),
-            qkv_bias=family == "qwen2" or bias,
-            o_bias=bias and family in ("llama", "qwen3"),
+            qkv_bias=family.qkv_bias or bias,
+            o_bias=family.o_bias and bias,
             mlp_bias=bool(c.mlp_bias),
-            qk_norm=family == "qwen3",
-            eos_ids=eos_ids(c.eos_token_id, c.vocab_size, place),
+            qk_norm=family.qk_norm,
+            eos_ids=eos_ids(c.eos_token_id, c.vocab_size, source),
             hf=dict(hf),
         )
 
 
-def eos_ids(value: int | list[int] | None, vocab_size: int, place: str) -> tuple[int, ...]:
-    """The tokens that end an answer, which a model must be able to write."""
+def eos_ids(value: int | list[int] | None, vocab_size: int, source: str) -> tuple[int, ...]:
+    """The tokens that end a completion, which must be in the model's vocabulary."""
     ids = tuple(value) if isinstance(value, list) else () if value is None else (value,)
     for token in ids:
         if not 0 <= token < vocab_size:
-            raise UserError(f"'eos_token_id' in {place} names token {token}, but the model has {vocab_size} tokens")
+            raise UserError(f"'eos_token_id' in {source} names token {token}, but the model has {vocab_size} tokens")
     return ids
 
 
 def refuse_quantized(hf: dict[str, Any], where: str) -> None:
-    """Packed weights would be read as if they were the numbers that they stand for."""
+    """Quantized weights would be read as if they were the values that they encode."""
     for key in ("quantization_config", "compression_config"):
         settings = hf.get(key)
         if settings:
@@ -177,10 +198,10 @@ def refuse_quantized(hf: dict[str, Any], where: str) -> None:
             )
 
 
-def _max_positions(c: HfConfig) -> int:
-    """Context length. Within a sliding window attention is ordinary causal attention, so a model with one runs
-    unchanged up to the window and is not offered further."""
+def _max_positions(c: HfConfig, family: Family) -> int:
+    """Context length in tokens. Within a sliding window attention is ordinary causal attention, so a model with one is
+    run up to the window, which is then its context length."""
     window = c.sliding_window
-    if c.model_type in ("qwen2", "qwen3") and not c.use_sliding_window:
+    if family.optional_window and not c.use_sliding_window:
         window = None
     return min(c.max_position_embeddings, window) if window else c.max_position_embeddings

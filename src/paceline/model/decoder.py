@@ -1,8 +1,8 @@
-"""The decoder. One module writes the answers and learns from them, so there is one set of weights and nothing to ship.
+"""The decoder. The same module is used for rollout and for learning, so there is one set of weights, and no transfer.
 
-It sees a flat row of tokens, whatever they belong to: packed training sequences, prompts, one token of each running
-request, or a drafted tree. What may look at what is the business of the `attention` it is called with, which also
-owns any cache; the model knows neither pages nor graphs nor padding.
+It takes a flat row of N tokens, whatever they belong to: packed training sequences, prompts, one token of each running
+request, or draft trees. Which token sees which is up to the `attention` that it is called with, which also owns any
+cache; the model knows neither pages nor graphs nor padding.
 """
 
 from __future__ import annotations
@@ -35,23 +35,26 @@ LayerRunner = Callable[..., Tensor]
 class Layer(nn.Module):
     """One decoder layer: a dozen tensors and a formula.
 
-    Small models spend their time between the operations, not in them, so the tensors are this module's own (reached
-    through one dictionary, not through submodules), transposed views are kept, and residuals are added within products.
+    Small models spend their time in launching operations, so the tensors are this module's own (reached through one
+    dictionary, not through submodules), transposed views are kept, and residuals are added within matmuls (addmm).
     """
 
     qkv: Tensor
     input_norm: Tensor
 
-    def __init__(self, config: DecoderConfig, index: int, beside: int = 0):
-        """`beside` is the width of what attention reads beside the residual stream: a drafter's embeddings."""
+    def __init__(self, config: DecoderConfig, index: int, concat_size: int = 0):
+        """`concat_size`: width of an input that is concatenated with the normed residual stream before the qkv matmul;
+        a drafter's embeddings."""
         super().__init__()
         c = config
-        self.index, self.qk_heads, self.head_dim = index, (c.heads, c.kv_heads), c.head_dim
+        self.index = index
+        self.qk_heads = (c.heads, c.kv_heads)
+        self.head_dim = c.head_dim
         self.eps = c.norm_eps
         mixed = c.heads * c.head_dim
         shapes = {
             "input_norm": (c.hidden_size,),
-            "qkv": (c.qkv_size, beside + c.hidden_size),
+            "qkv": (c.qkv_size, concat_size + c.hidden_size),
             "qkv_bias": (c.qkv_size,) if c.qkv_bias else None,
             "q_norm": (c.head_dim,) if c.qk_norm else None,
             "k_norm": (c.head_dim,) if c.qk_norm else None,
@@ -68,8 +71,8 @@ class Layer(nn.Module):
         self._views: tuple[int, dict[str, Tensor | None]] = (0, {})
 
     def _weights(self) -> dict[str, Any]:
-        """The parameters, matrices transposed as products take them. Outside of training the views are kept for as
-        long as the weights stay where they are; an optimizer that works in place changes what they show."""
+        """The parameters by name, matrices transposed to [in, out] for torch.mm. Without gradients the views are cached
+        until the weights are moved; an optimizer that works in place changes what they show."""
         if torch.is_grad_enabled():
             return {name: p.t() if p is not None and p.dim() == 2 else p for name, p in self._parameters.items()}
         where = self.qkv.data_ptr()
@@ -84,32 +87,32 @@ class Layer(nn.Module):
         return not any(bool(own[name].any()) for name in ("o", "down", "o_bias", "down_bias") if name in own)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention, beside: Tensor | None = None
+        self, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention, concat: Tensor | None = None
     ) -> Tensor:
-        """x [N, hidden] -> [N, hidden]"""
+        """x [N, hidden], cos and sin [N, 1, head_dim], concat [N, concat_size] -> [N, hidden]"""
         w = self._weights()
         n, rotated = x.shape[0], sum(self.qk_heads)
         normed = rms_norm(x, w["input_norm"], self.eps)
-        if beside is not None:
-            normed = torch.cat((beside, normed), -1)
-        qkv = _product(normed, w["qkv"], w["qkv_bias"]).view(n, -1, self.head_dim)
+        if concat is not None:
+            normed = torch.cat((concat, normed), -1)
+        qkv = _matmul(normed, w["qkv"], w["qkv_bias"]).view(n, -1, self.head_dim)
         qk, v = qkv.split((rotated, qkv.shape[1] - rotated), 1)
         if w["q_norm"] is not None:
             q, k = qk.split(self.qk_heads, 1)
             qk = torch.cat((rms_norm(q, w["q_norm"], self.eps), rms_norm(k, w["k_norm"], self.eps)), 1)
         q, k = rotate(qk, cos, sin).split(self.qk_heads, 1)
-        x = _add_product(x, attention(self.index, q, k, v), w["o"], w["o_bias"])
-        both = _product(rms_norm(x, w["post_norm"], self.eps), w["gate_up"], w["gate_up_bias"])
+        x = _residual_matmul(x, attention(self.index, q, k, v), w["o"], w["o_bias"])
+        gate_up = _matmul(rms_norm(x, w["post_norm"], self.eps), w["gate_up"], w["gate_up_bias"])
         if w["down_bias"] is None and fuses(x):
-            return x.addmm_(gated(both), w["down"])  # x is this layer's own, and a copy would be one more kernel
-        return _add_product(x, gated(both), w["down"], w["down_bias"])
+            return x.addmm_(gated(gate_up), w["down"])  # in place: x was made in this layer, and a copy is a kernel
+        return _residual_matmul(x, gated(gate_up), w["down"], w["down_bias"])
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight"""
     if x.is_cuda or torch.is_grad_enabled():
         return torch.rms_norm(x, (x.shape[-1],), weight, eps)
-    # On a CPU torch makes eight small operations of that; four do the same, at half the cost for small models:
+    # On a CPU torch uses eight small operations for that; four do the same, at half the cost for small models:
     # sqrt(mean(x^2) + eps) is the hypotenuse of |x| and sqrt(d * eps), over sqrt(d).
     d = x.shape[-1]
     size = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), _scalar(math.sqrt(d * eps), x.dtype))
@@ -121,21 +124,22 @@ def _scalar(value: float, dtype: torch.dtype) -> Tensor:
     return torch.tensor(value, dtype=dtype)
 
 
-def gated(both: Tensor) -> Tensor:
-    """[N, 2 * size], gate beside up -> silu(gate) * up"""
-    if fuses(both):
+def gated(gate_up: Tensor) -> Tensor:
+    """[N, 2 * size], gate and up concatenated -> silu(gate) * up, [N, size]"""
+    if fuses(gate_up):
         from paceline.kernels.fused_triton import gated as fused
 
-        return fused(both)
-    gate, up = both.chunk(2, -1)
+        return fused(gate_up)
+    gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
-def _add_product(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _residual_matmul(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """residual + x weight (+ bias)"""
     return torch.addmm(residual if bias is None else residual + bias, x, weight)
 
 
@@ -165,8 +169,8 @@ class Decoder(nn.Module):
         return self.embed.weight.device
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decoder:
-        """Moves and casts like any module, but the frequencies stay float32 or wider: positions in the thousands
-        times a bfloat16 frequency would be noise."""
+        """Moves and casts like any module, but the rotary frequencies stay float32 or wider: thousands times a bfloat16
+        frequency would be noise."""
         super()._apply(fn, recurse)
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         if self.device.type != "meta":
@@ -202,8 +206,8 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int = 0, std: float = 0.02) -> Decoder:
-        """A fresh start: normal weights, with the projections that write into the residual stream scaled down by
-        depth so that its size does not grow with the number of layers."""
+        """Fresh weights from N(0, std^2), with std / sqrt(2 * layers) for the projections that write into the residual
+        stream, so that its norm does not grow with the number of layers."""
         generator = torch.Generator("cpu").manual_seed(seed)
         for name, param in self.named_parameters():
             if param.dim() < 2:

@@ -19,12 +19,16 @@ from paceline.files.reading import check, shorten
 from paceline.kernels.fused import fuses
 from paceline.kernels.positions import rotations as rotations
 
-TYPES = ("default", "linear", "llama3", "yarn")
-NEEDED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "yarn": ("factor",)}
-MAX_POSITIONS = 2**26
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+REQUIRED_SETTINGS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
+MAX_POSITIONS = 2**26  # far beyond any model's context: a larger number in a config is damage
 
 Factor = Annotated[float, Field(ge=1e-3, le=1e6, allow_inf_nan=False)]
-"""Of frequencies: within these bounds angles are finite in every precision."""
+"""A factor of frequencies: within these bounds angles are finite in every precision."""
 
 
 class RopeSettings(BaseModel):
@@ -50,6 +54,8 @@ class RopeSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Rope:
+    """A model's rotary embedding: base frequency, kind of scaling and its settings."""
+
     theta: float = 10000.0
     kind: str = "default"
     scaling: dict[str, Any] = field(default_factory=dict)
@@ -57,34 +63,35 @@ class Rope:
 
     @classmethod
     def from_hf(cls, hf: dict[str, Any], where: str = "the model") -> Rope:
-        place = f"the config.json of {where}"
+        source = f"the config.json of {where}"
         settings: dict[str, Any] = {}
         for spelling in ("rope_scaling", "rope_parameters"):
-            settings |= check(dict[str, Any] | None, hf.get(spelling), f"{place} ({spelling})") or {}  # type: ignore[arg-type]
+            settings |= check(dict[str, Any] | None, hf.get(spelling), f"{source} ({spelling})") or {}  # type: ignore[arg-type]
         nested = [name for name, value in settings.items() if isinstance(value, dict)]
         if nested:
             raise UserError(
-                f"{where} turns positions by kind of layer ({shorten(nested[0])}), which Paceline does not run"
+                f"{where} has rope settings per kind of layer ({shorten(nested[0])}), which Paceline does not run"
             )
-        known = check(RopeSettings, settings, f"the rope settings in {place}")
-        top = check(RopeSettings, {k: hf[k] for k in ("rope_theta", "partial_rotary_factor") if k in hf}, place)
+        known = check(RopeSettings, settings, f"the rope settings in {source}")
+        top = check(RopeSettings, {k: hf[k] for k in ("rope_theta", "partial_rotary_factor") if k in hf}, source)
         kind = known.rope_type or known.type or "default"
-        if kind not in TYPES:
+        if kind not in ROPE_TYPES:
             raise UserError(
-                f"{where} uses '{shorten(kind)}' rope scaling, which Paceline does not run; it runs {', '.join(TYPES)}"
+                f"{where} uses '{shorten(kind)}' rope scaling, which Paceline does not run; "
+                f"it runs {', '.join(ROPE_TYPES)}"
             )
-        for key in NEEDED.get(kind, ()):
+        for key in REQUIRED_SETTINGS.get(kind, ()):
             if settings.get(key) is None:
-                raise UserError(f"the rope settings in {place} have no '{key}', which '{kind}' scaling needs")
+                raise UserError(f"the rope settings in {source} have no '{key}', which '{kind}' scaling needs")
         parts = (known.partial_rotary_factor, top.partial_rotary_factor)
         if any(part not in (None, 1.0) for part in parts):
             raise UserError(f"{where} rotates only part of each head, which Paceline does not run")
         theta = known.rope_theta or top.rope_theta or 10000.0
         if kind == "llama3" and (known.high_freq_factor or 0) <= (known.low_freq_factor or 0):
-            raise UserError(f"'high_freq_factor' in {place} must be larger than 'low_freq_factor'")
+            raise UserError(f"'high_freq_factor' in {source} must be larger than 'low_freq_factor'")
         if kind == "yarn" and theta <= 1:
-            raise UserError(f"'rope_theta' = {theta:g} in {place} does not work: yarn scaling needs more than 1")
-        longest = check(RopeSettings, {"original_max_position_embeddings": hf.get("max_position_embeddings")}, place)
+            raise UserError(f"'rope_theta' = {theta:g} in {source} does not work: yarn scaling needs more than 1")
+        longest = check(RopeSettings, {"original_max_position_embeddings": hf.get("max_position_embeddings")}, source)
         original = known.original_max_position_embeddings or longest.original_max_position_embeddings or 2048
         return cls(theta, kind, settings, original)
 
@@ -103,12 +110,13 @@ class Rope:
     def _llama3(self, inv: Tensor) -> Tensor:
         """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
         factor, low, high = (self.scaling[k] for k in ("factor", "low_freq_factor", "high_freq_factor"))
-        turns = self.original_positions * inv / (2 * math.pi)  # rotations within the original context
-        blend = ((turns - low) / (high - low)).clamp(0, 1)
+        rotations = self.original_positions * inv / (2 * math.pi)  # full ones within the original context
+        blend = ((rotations - low) / (high - low)).clamp(0, 1)
         return inv * (blend + (1 - blend) / factor)
 
     def _yarn(self, inv: Tensor, head_dim: int) -> tuple[Tensor, float]:
-        """Dimensions that turn often keep their frequency, slow ones are interpolated, a ramp lies between."""
+        """Dimensions that rotate often within the original context keep their frequency, slow ones are interpolated,
+        with a linear ramp in between -> the frequencies, and the factor of cos and sin."""
         s = self.scaling
         factor = s["factor"]
 
@@ -136,8 +144,8 @@ def _yarn_attention_factor(factor: float, scaling: dict[str, Any]) -> float:
 
 
 def rotation_constants(rope: Rope, head_dim: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Frequencies of all dimensions and factors of cosine and sine as `rotations` takes them; the first half of the
-    sine's is negative."""
+    """inv_freq [head_dim] and signs [2, head_dim], the factors of cos and sin, as `rotations` takes them; those of sin
+    are negative in the first half."""
     half, factor = rope.frequencies(head_dim)
     signs = torch.ones(2, head_dim, dtype=torch.float64, device="cpu")
     signs[1, : head_dim // 2] = -1
@@ -145,7 +153,8 @@ def rotation_constants(rope: Rope, head_dim: int, device: torch.device, dtype: t
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate heads [N, heads, head_dim], whose dimension i is paired with i + head_dim / 2."""
+    """Rotary embedding of x [N, heads, head_dim]: dimension i is rotated with i + head_dim / 2, by cos and sin
+    [N, 1, head_dim]."""
     if fuses(x):
         from paceline.kernels.fused_triton import rotate as fused
 

@@ -1,5 +1,5 @@
 """Chat templates: programs that come with a model. A sandbox keeps them from reaching anything; a limit on their steps
-keeps them from running for ever. Their memory is not bounded: a template can double a text thirty times."""
+keeps them from running for ever. Their memory is not bounded: a template can double a string thirty times."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-MAX_STEPS = 2_000_000
-"""Lines that a template may run for one prompt; those of known models run some thousands for a long conversation. It
-stops one that would not end after about half a second."""
+MAX_TEMPLATE_LINES = 2_000_000
+"""Lines of Python that a template may run for one prompt; those of known models run some thousands for a long
+conversation. An endless one is stopped after about half a second."""
 
 
 class TooManySteps(Exception):
-    """A template that would not come to an end."""
+    """A template that did not end within the limit."""
 
 
 @contextmanager
-def bounded_steps(limit: int = MAX_STEPS) -> Iterator[None]:
+def bounded_steps(limit: int = MAX_TEMPLATE_LINES) -> Iterator[None]:
     """Count the lines of Python that run within, and stop at the limit. Templates are compiled to Python, so this
     counts loops however they are nested; it works in any thread, where signals would not."""
     steps = 0

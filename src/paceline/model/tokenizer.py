@@ -102,8 +102,8 @@ def generation_eos(folder: Path, vocab_size: int) -> tuple[int, ...]:
 
 
 def _plain(messages: Messages) -> Messages:
-    """Contents that are lists of text parts as one text: templates of text models take nothing else, and those that
-    know parts put them together in the same way."""
+    """Messages whose content is a list of text parts get the concatenated text: templates of text models take nothing
+    else, and those that know parts concatenate them too."""
     return [
         message | {"content": "".join(part["text"] for part in message["content"])}
         if isinstance(message.get("content"), list | tuple)

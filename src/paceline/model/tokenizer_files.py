@@ -16,17 +16,17 @@ from paceline.errors import UserError
 from paceline.files.reading import check, inside, open_file, read_object, shorten
 
 SUFFIXES = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".jsonl", ".py", ".gguf")
-"""Of what it may open."""
-TEMPLATES = "additional_chat_templates"
-MAX_BYTES = 256 * 2**20
-"""Of such a file; the largest that people have are of some tens of megabytes."""
-STALE = ("special_tokens_map_file", "tokenizer_file", "added_tokens_file")
+"""Endings of the files that the tokenizer library may open."""
+TEMPLATES_FOLDER = "additional_chat_templates"
+MAX_TOKENIZER_BYTES = 256 * 2**20
+"""Of one file; the largest in use have some tens of megabytes."""
+STALE_SETTINGS = ("special_tokens_map_file", "tokenizer_file", "added_tokens_file")
 """Paths on the machine where a tokenizer was made: written by old versions, and not followed."""
-SPECIAL = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
+SPECIAL_TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**24)]
-"""As a number, or as text that is one: keys of JSON are text. Some tables are filled up to the highest."""
+"""A number, or a string of one: keys of JSON are strings. Bounded, since some tables are filled up to the highest."""
 
 
 class NamedTemplate(BaseModel):
@@ -39,15 +39,15 @@ def check_tokenizer_files(folder: Path) -> None:
     for file in sorted(folder.iterdir()):
         if file.name.endswith(SUFFIXES):
             _check_file(inside(folder, file.name))
-    if os.path.lexists(folder / TEMPLATES):
-        templates = inside(folder, TEMPLATES)
+    if os.path.lexists(folder / TEMPLATES_FOLDER):
+        templates = inside(folder, TEMPLATES_FOLDER)
         for file in sorted(templates.iterdir()) if templates.is_dir() else []:
             _check_file(inside(templates, file.name))
     _check_settings(folder)
     _check_special_tokens(folder)
     added = folder / "added_tokens.json"
     if added.exists():
-        check(dict[str, TokenId], read_object(added, MAX_BYTES), str(added))
+        check(dict[str, TokenId], read_object(added, MAX_TOKENIZER_BYTES), str(added))
 
 
 def _check_file(file: Path) -> None:
@@ -56,8 +56,10 @@ def _check_file(file: Path) -> None:
     descriptor = open_file(file)
     size = os.fstat(descriptor).st_size
     os.close(descriptor)
-    if size > MAX_BYTES and file.suffix != ".gguf":
-        raise UserError(f"{file} is larger than {MAX_BYTES:,} bytes, which is more than Paceline reads of such a file")
+    if size > MAX_TOKENIZER_BYTES and file.suffix != ".gguf":
+        raise UserError(
+            f"{file} is larger than {MAX_TOKENIZER_BYTES:,} bytes, which is more than Paceline reads of such a file"
+        )
 
 
 def _check_settings(folder: Path) -> None:
@@ -66,7 +68,7 @@ def _check_settings(folder: Path) -> None:
         if not (folder / name).exists():
             continue
         file = inside(folder, name)
-        settings = read_object(file, MAX_BYTES)
+        settings = read_object(file, MAX_TOKENIZER_BYTES)
         if settings.get("auto_map"):
             raise UserError(f"{folder} brings Python code of its own (auto_map in {name}), which Paceline does not run")
         check(str | None, settings.get("tokenizer_class"), f"{file} (tokenizer_class)")  # type: ignore[arg-type]
@@ -98,7 +100,7 @@ def _check_templates(templates: Any, file: Path) -> None:
 
 
 def _names_file(key: str, value: Any) -> bool:
-    if not isinstance(value, str) or key in STALE:
+    if not isinstance(value, str) or key in STALE_SETTINGS:
         return False
     return key.endswith("_file") or key in ("vocab", "merges", "tokenizer_object")
 
@@ -108,6 +110,8 @@ def _check_special_tokens(folder: Path) -> None:
     if not (folder / "special_tokens_map.json").exists():
         return
     file = inside(folder, "special_tokens_map.json")
-    for key, value in read_object(file, MAX_BYTES).items():
-        if not (key.endswith("_token") or key in SPECIAL) or not isinstance(value, str | dict | list | None):
+    for key, value in read_object(file, MAX_TOKENIZER_BYTES).items():
+        if not (key.endswith("_token") or key in SPECIAL_TOKEN_LISTS) or not isinstance(
+            value, str | dict | list | None
+        ):
             raise UserError(f"'{shorten(key)}' in {file} is not a special token")

@@ -1,7 +1,7 @@
-"""Weights as they lie in a folder: which files there are, which tensors they hold, and whether they can be used.
+"""The weight files of a model folder: which there are, which tensors they hold, and whether they can be used.
 
-What a file claims is compared with what is wanted before memory is taken for it. Weights that are packed into fewer
-bits, or that are not numbers, are refused by name: a model with them would run, and be wrong.
+The headers of files are compared with the shapes that config.json implies before memory is allocated. Weights that are
+quantized, or NaN or infinite, are refused by name: a model with them would run, and be wrong.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from paceline.errors import UserError
 from paceline.files.reading import check, inside, open_file, read_object, shorten
 
 INDEX = "model.safetensors.index.json"
-ONE_FILE = "model.safetensors"
-FLOATS = ("F64", "F32", "F16", "BF16")
-LARGEST = 65504.0
-"""The largest float16. Trained weights are far below it; beyond it, or without a value, a file is damaged."""
-PACKED = (
+WEIGHTS_FILE = "model.safetensors"
+WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
+MAX_WEIGHT = 65504.0
+"""The largest float16. Trained weights are far below it; beyond it, or NaN, a file is damaged."""
+QUANTIZED_SUFFIXES = (
     "_scale",
     "_scale_inv",
     ".scales",
@@ -40,16 +40,16 @@ PACKED = (
     ".quant_map",
     ".SCB",
 )
-"""How tensors are called that belong to weights of fewer bits."""
+"""Endings of the names of tensors that belong to quantized weights."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file, of which only the description was read."""
+    """A tensor in a file, of which only the header was read."""
 
     file: Path
     dtype: str
-    """As safetensors calls it."""
+    """In safetensors' spelling, such as BF16."""
     shape: tuple[int, ...]
 
     @property
@@ -66,18 +66,18 @@ def weight_files(folder: Path) -> list[Path]:
             if not file.exists():
                 raise UserError(f"{folder} lacks the weight file {file.name} that its index names")
         return files
-    if (folder / ONE_FILE).exists():
-        return [inside(folder, ONE_FILE)]
+    if (folder / WEIGHTS_FILE).exists():
+        return [inside(folder, WEIGHTS_FILE)]
     hint = (
         "; it has .bin files, which Paceline does not read: save the model with safetensors"
         if any(folder.glob("*.bin"))
         else ""
     )
-    raise UserError(f"{folder} has no weights: neither {ONE_FILE} nor {INDEX} is there{hint}")
+    raise UserError(f"{folder} has no weights: neither {WEIGHTS_FILE} nor {INDEX} is there{hint}")
 
 
 def read_index(folder: Path) -> dict[str, str] | None:
-    """Which file holds which tensor; None for a model in one file."""
+    """The file of each tensor, by name; None for a model in one file."""
     if not (folder / INDEX).exists():
         return None
     file = inside(folder, INDEX)
@@ -92,7 +92,7 @@ def read_index(folder: Path) -> dict[str, str] | None:
 
 
 def inventory(folder: Path) -> dict[str, Stored]:
-    """All tensors of a folder's weights, none of them loaded."""
+    """All tensors in a folder's weight files by name, none of them loaded."""
     index = read_index(folder) or {}
     found: dict[str, Stored] = {}
     for file in weight_files(folder):
@@ -115,7 +115,7 @@ def inventory(folder: Path) -> dict[str, Stored]:
 
 
 def check_inventory(found: Mapping[str, Stored], wanted: Mapping[str, Any], folder: Path) -> None:
-    """Refuse what is packed, missing or of another shape; `wanted` has the shapes."""
+    """Refuse weights that are quantized, missing or of another shape than those in `wanted`."""
     refuse_packed(found)
     missing = sorted(name for name in wanted if name not in found)
     if missing:
@@ -132,8 +132,9 @@ def check_inventory(found: Mapping[str, Stored], wanted: Mapping[str, Any], fold
 
 
 def refuse_packed(found: Mapping[str, Stored]) -> None:
+    """Refuse quantized weights, by the names of the tensors that come with them."""
     for name, stored in found.items():
-        if name.endswith(PACKED):
+        if name.endswith(QUANTIZED_SUFFIXES):
             raise UserError(
                 f"{stored.file} holds the tensor {shorten(name)}, so the model is quantized; Paceline trains "
                 "full-precision weights: dequantize it first"
@@ -141,19 +142,19 @@ def refuse_packed(found: Mapping[str, Stored]) -> None:
 
 
 def check_dtype(name: str, stored: Stored) -> None:
-    if stored.dtype not in FLOATS:
+    if stored.dtype not in WEIGHT_DTYPES:
         raise UserError(
             f"tensor {shorten(name)} in {stored.file} is of type {shorten(str(stored.dtype))}; Paceline reads "
-            f"weights in {', '.join(FLOATS)}: dequantize the model first"
+            f"weights in {', '.join(WEIGHT_DTYPES)}: dequantize the model first"
         )
 
 
 def check_values(name: str, value: Tensor, file: Path) -> None:
-    """Refuse NaN, infinities, and what only damage makes so large. Takes 0.02 s per GB on two CPU cores."""
+    """Refuse NaN, infinities, and values above MAX_WEIGHT. Takes 0.02 s per GB on two CPU cores."""
     if not value.numel():
         return
     low, high = (float(bound) for bound in torch.aminmax(value))
-    if not (low >= -LARGEST and high <= LARGEST):  # in this form it also refuses NaN, which aminmax passes on
+    if not (low >= -MAX_WEIGHT and high <= MAX_WEIGHT):  # in this form it also refuses NaN, which aminmax passes on
         worst = low if math.isnan(low) or -low > high else high
         raise UserError(
             f"tensor {shorten(name)} in {file} holds the value {worst:g}, which is no trained weight; "
@@ -163,9 +164,8 @@ def check_values(name: str, value: Tensor, file: Path) -> None:
 
 @contextmanager
 def open_weights(file: Path, device: str = "cpu") -> Iterator[Any]:
-    """A safetensors file, whose description was checked by that library: sizes, offsets, and that it is not longer than
-    the file."""
-    os.close(open_file(file))  # it must be an ordinary file: a pipe would be waited for
+    """An open safetensors file, whose header the library has checked: sizes, and offsets within the file."""
+    os.close(open_file(file))  # it must be a regular file: reading a pipe would block
     try:
         with safe_open(file, framework="pt", device=device) as opened:
             yield opened
@@ -179,7 +179,7 @@ def open_weights(file: Path, device: str = "cpu") -> Iterator[Any]:
 def read_weights(
     found: Mapping[str, Stored], wanted: Mapping[str, Any], device: str = "cpu"
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that are wanted, file by file, checked."""
+    """(name, tensor) of all in `wanted`, file by file, with their values checked."""
     for file in sorted({stored.file for name, stored in found.items() if name in wanted}):
         with open_weights(file, device) as opened:
             for name in (name for name, stored in found.items() if stored.file == file and name in wanted):

@@ -57,7 +57,7 @@ class EagleModel(nn.Module):
         h = c.hidden_size
         self.fc = nn.Parameter(torch.empty(h, 3 * h))
         self.embed_norm = nn.Parameter(torch.empty(h))
-        self.layer = Layer(own, c.layers, beside=h)
+        self.layer = Layer(own, c.layers, concat_size=h)
         self.norm = nn.Parameter(torch.empty(h))
         guessable = c.vocab_size if vocab is None else len(vocab)
         self.own_head = nn.Parameter(torch.empty(guessable, h)) if self.shape.own_head else None
