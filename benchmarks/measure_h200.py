@@ -65,7 +65,7 @@ def chosen(words: str | None) -> list[Part]:
 
 
 def run(part: Part, out: Path, device: str) -> dict[str, object]:
-    """Run it in the repository -> its exit code and seconds; what it printed lies in OUT."""
+    """Run it in the repository -> its exit code and seconds; what it printed is in OUT."""
     if part.makes and (ROOT / part.makes.format(out=out)).exists():
         return {"part": part.name, "rc": 0, "seconds": 0.0}
     command = part.command.format(out=shlex.quote(str(out)))

@@ -29,7 +29,7 @@ def fresh(family: str = "llama", layers: int = 4, tied: bool = False) -> Decoder
     return lean_away(Decoder(DecoderConfig.from_hf(hf)).init_weights(0, std=0.05)).double().requires_grad_(False)
 
 
-def look(model: Decoder) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def outputs(model: Decoder) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Hidden states, logits and features of two sequences."""
     tokens = torch.randint(0, 100, (50,), generator=torch.Generator().manual_seed(3))
     attention = PackedAttention([30, 20], tokens.device)
@@ -69,13 +69,13 @@ def test_growing_changes_nothing(family, tied):
         and active_layers(deep) == growing.active_indices(4, 28)
         and active_layers(base) == [0, 1, 2, 3]
     )
-    (hidden, logits, _), (_, _, features) = look(shallow), look(base)
+    (hidden, logits, _), (_, _, features) = outputs(shallow), outputs(base)
     for model in (base, deep):
-        assert all(map(torch.equal, look(model)[:2], (hidden, logits))), "bit for bit"
-    wide_hidden, wide_logits, wide_features = look(wide)
+        assert all(map(torch.equal, outputs(model)[:2], (hidden, logits))), "bit for bit"
+    wide_hidden, wide_logits, wide_features = outputs(wide)
     assert torch.equal(wide_hidden, hidden)
-    assert torch.equal(look(deep)[2], features) and torch.equal(wide_features, features), "what a drafter reads"
-    # The head is the same rows, but a product with more of them may round otherwise: that is up to the library.
+    assert torch.equal(outputs(deep)[2], features) and torch.equal(wide_features, features), "what a drafter reads"
+    # The head is the same rows, but a matmul with more of them may round otherwise: that is up to the library.
     rows, last = wide.head.weight, shallow.head.weight[-1]
     assert torch.equal(rows[:128], shallow.head.weight) and torch.equal(rows[128:], last.expand(872, -1))
     expected = torch.cat((logits, logits[:, -1:].expand(-1, 872)), 1)
@@ -92,9 +92,9 @@ def test_a_grown_model_writes_the_same_with_the_same_guesses(tmp_path, make_reas
     for temperature in (0.0, 1.0):
         before, after = answers(base, temperature), answers(deep, temperature)
         assert [t for t, _ in before[0]] == [t for t, _ in after[0]]
-        guessed, again = answers(base, temperature, drafter), answers(deep, temperature, grown)
-        assert [t for t, _ in guessed[0]] == [t for t, _ in again[0]] == [t for t, _ in before[0]]
-        assert guessed[1] == again[1] > 1.0, "the same draft tokens were accepted"
+        drafted, again = answers(base, temperature, drafter), answers(deep, temperature, grown)
+        assert [t for t, _ in drafted[0]] == [t for t, _ in again[0]] == [t for t, _ in before[0]]
+        assert drafted[1] == again[1] > 1.0, "the same draft tokens were accepted"
 
 
 def test_the_loss_is_that_of_the_grown_model():
@@ -109,7 +109,7 @@ def test_the_loss_is_that_of_the_grown_model():
 @pytest.mark.parametrize("layers", [4, 6])
 def test_unused_tokens_are_out_of_reach_from_the_start(layers):
     model = grow(fresh(layers=layers), 28, vocab_size=152064 // 8)
-    mass = look(model)[0].softmax(-1)[:, 127:].sum(-1)
+    mass = outputs(model)[0].softmax(-1)[:, 127:].sum(-1)
     assert mass.max() < 1e-3
 
 
@@ -144,7 +144,7 @@ def test_a_reasoner_is_made_and_grown(tmp_path, make_reasoner, monkeypatch, caps
     assert grown["drafter"]
     small, large = load_model(str(shallow), "float64"), load_model(str(deep), "float64")
     assert (large.config.layers, large.config.vocab_size, large.config.max_positions) == (12, 512, 9216)
-    assert torch.equal(look(small)[0], look(large)[0]) and small.config.layers == 7
+    assert torch.equal(outputs(small)[0], outputs(large)[0]) and small.config.layers == 7
     assert answers(small, 1.0)[0][0][0] == answers(large, 1.0, load_drafter(deep / "drafter", large))[0][0][0]
     assert load_tokenizer(str(deep)).eos_ids == (1,)
     transformers = pytest.importorskip("transformers")

@@ -1,4 +1,4 @@
-"""A capture holds, whatever the garbage collector would like to do meanwhile."""
+"""Garbage collection does not break a capture, and a graph keeps the constants that it reads."""
 
 from __future__ import annotations
 
