@@ -99,11 +99,12 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, config: Config) -> dict[str, Any]:
-    device, view = choose_device(config.model.device), Watcher(config)
+    device = choose_device(config.model.device)
+    view = Watcher(config)
     cuda = device.type == "cuda"
     with torch.device("meta"):
         weights = weights_per_token(Decoder(read_config(find_model(args.model))))
-    rate = product_rate(device)  # first: later there may be no room for it
+    rate = product_rate(device)  # first: later there may be too little memory for it
     if cuda:
         torch.cuda.empty_cache()
     trainer = Comparison(config, Run.create(config), view)

@@ -42,7 +42,8 @@ Words = Annotated[
 
 def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
     """The recipe, if one was named, and the overrides."""
-    recipe, overrides = None, []
+    recipe = None
+    overrides = []
     for word in words or []:
         if "=" in word:
             overrides.append(word)

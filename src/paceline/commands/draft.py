@@ -78,7 +78,7 @@ def eval_command(name: str, model: str, task: str, prompts: int, overrides: list
         raise UserError(f"there is no drafter beside the model {model}; name its folder")
     drafter = load_drafter(folder, policy)
     console = Console(highlight=False)
-    by_depth = Table("temperature", "accept length", *(f"depth {d + 1}" for d in range(DEPTH)), box=None)
+    by_depth = Table("T", "accept length", "depth 1", *(str(d) for d in range(2, DEPTH + 1)), box=None)
     rows = []
     for temperature in (0.0, 0.6, 1.0):
         row = measure_acceptance(config, policy, tokenizer, drafter, prompts, temperature)

@@ -1,4 +1,4 @@
-"""What the rounds of a rollout came to, by strategy and batch size: written into the timeline, read by the report."""
+"""Sums over the rounds of a rollout, by strategy and batch size: written into the timeline, read by the report."""
 
 from __future__ import annotations
 

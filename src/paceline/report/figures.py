@@ -194,7 +194,7 @@ def strategy_bars(run: RunData) -> str:
 def _strategy_bar(
     frame: Frame, i: int, bucket: int, by_strategy: dict[str, list[StrategyTotals]], colours: dict[str, str]
 ) -> str:
-    """One bucket of batch sizes, at place `i` of the axis."""
+    """The `i`th bar, of one bucket of batch sizes."""
     width = frame.x(1) - frame.x(0)
     sizes = _sizes(bucket)
     whole = sum(t.seconds for totals in by_strategy.values() for t in totals)

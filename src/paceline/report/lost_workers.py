@@ -44,7 +44,7 @@ def find_losses(run: RunData) -> list[WorkerLoss]:
             gone = updated.get(step - 1, set(run.workers)) - after - away
         named = sorted(gone)[: max(0, unexplained[step])]
         losses += [WorkerLoss(worker, step) for worker in named]
-        if not away:  # one that is away already may be lost once more on its way back
+        if not away:  # one that is away already may be lost once more while it restarts
             losses += [WorkerLoss(None, step)] * (unexplained[step] - len(named))
     return sorted(losses, key=lambda loss: (loss.step, loss.worker if loss.worker is not None else -1))
 
