@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast, get_args
 
@@ -52,23 +53,28 @@ def train_command(
     drafter = drafter_for(policy, sequences, window, vocab, config.seed)
     if drafter.vocab is not None:
         console.print(f"draft vocabulary: {len(drafter.vocab):,} of {policy.config.vocab_size:,} tokens")
-    shown = time.perf_counter()
-
-    def show(f: Fitted) -> None:
-        nonlocal shown
-        if time.perf_counter() - shown > max(2.0, 3 * minutes):
-            shown = time.perf_counter()
-            agreement = " ".join(f"{a:.2f}" for a in f.agree)
-            console.print(
-                f"{f.seconds:5.0f} s  step {f.steps}  loss {f.loss:.3f}  top-1 agreement by depth {agreement}"
-            )
-
+    show = _progress_printer(console, interval_s=max(2.0, 3 * minutes))
     f = fit(drafter, sequences, 60 * minutes, cast(DraftLoss, loss), config.seed, show)
     trained = {"policy": model, "task": task, "answers": len(sequences), "tokens": f.tokens, "steps": f.steps}
     save_drafter(drafter, out, trained | {"loss": loss})
     console.print(f"saved to {out}; measure its acceptance with: paceline draft eval {out} --model {model}")
     result = {"steps": f.steps, "tokens": f.tokens, "seconds": round(f.seconds, 1), "loss": round(f.loss, 4)}
     print(json.dumps(result | {"agree": [round(a, 4) for a in f.agree], "out": str(out)}))
+
+
+def _progress_printer(console: Console, interval_s: float) -> Callable[[Fitted], None]:
+    """Prints how training goes, at most once in so many seconds."""
+    shown = time.perf_counter()
+
+    def show(f: Fitted) -> None:
+        nonlocal shown
+        if time.perf_counter() - shown > interval_s:
+            shown = time.perf_counter()
+            agreement = " ".join(f"{a:.2f}" for a in f.agree)
+            line = f"{f.seconds:5.0f} s  step {f.steps}  loss {f.loss:.3f}  top-1 agreement by depth {agreement}"
+            console.print(line)
+
+    return show
 
 
 def eval_command(name: str, model: str, task: str, prompts: int, overrides: list[str]) -> None:

@@ -59,6 +59,11 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def speculating(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps that had speculative rounds: only they have an accept length."""
+    return [row for row in rows if row.get("rollout/spec_rounds")]
+
+
 def current_name(metric: str) -> str:
     return RENAMED_METRICS.get(metric, metric)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from paceline.observe.metrics import speculating
 from paceline.observe.step_text import PART_COLOURS, describe_workers, sparkline
 
 Rows = list[dict[str, Any]]
@@ -36,7 +37,7 @@ def summary(rows: Rows, folder: str, report: str | None = None) -> Table:
 
 def _rollout(rows: Rows) -> str:
     speed = f"{_median(rows, 'rollout/tok_s'):,.0f} tokens/s (median)"
-    lengths = [row.get("rollout/spec_accept_length", math.nan) for row in rows if row.get("rollout/spec_rounds")]
+    lengths = [row.get("rollout/spec_accept_length", math.nan) for row in speculating(rows)]
     return speed + (f", accept length {np.median(lengths):.2f} (while speculating)" if lengths else "")
 
 

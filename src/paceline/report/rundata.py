@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from paceline.config import Config, build_config, read_settings
 from paceline.errors import UserError
 from paceline.files import reading
-from paceline.observe.metrics import read_lines, read_rows
+from paceline.observe.metrics import read_lines, read_rows, speculating
 from paceline.observe.timeline import Span, read_timeline
 from paceline.setup.decisions import Decisions, flat, read_decisions
 
@@ -65,8 +65,7 @@ class RunData:
 
     @property
     def speculating(self) -> list[dict[str, Any]]:
-        """Metrics of the steps that had speculative rounds: only they have an accept length."""
-        return [row for row in self.metrics if row.get("rollout/spec_rounds")]
+        return speculating(self.metrics)
 
     def values(self, name: str) -> list[float]:
         """A metric over the steps; NaN where it is missing."""
