@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import re
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import median
@@ -28,6 +27,7 @@ from paceline.report.rundata import read_run
 from paceline.report.savings import measure_savings
 from paceline.report.savings_text import full_answer, short_answer
 
+from ..test_cli import here
 from .conftest import QUICK, made_run
 
 CURVES = ("critic/rewards/mean", "response_length/mean", "response_length/p50", "response_length/p99")
@@ -205,7 +205,7 @@ def test_a_worker_that_is_lost_and_comes_back(struck_run, capsys):
     text = write_report(struck_run)[0].read_text()
     said = f"Worker 1 was lost in step 2 and took part again in step {loss.back}, {loss.seconds:.1f} s later."
     assert said in text and ">lost</li>" in text and re.search("Step 2, .*the first with a loss", text)
-    assert command("report", struck_run) == 0 and said in capsys.readouterr().out.replace("\n", " ")
+    assert here("report", struck_run) == 0 and said in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_each_step_shows_its_part_of_a_loss(struck_run):
@@ -347,7 +347,7 @@ def test_bad_input_is_one_sentence(case, tmp_path, capsys):
     run = made_run(tmp_path / "run", steps=2, workers=1)
     spoil, problem = BAD[case]
     spoil(run)
-    assert command("report", run) == 2
+    assert here("report", run) == 2
     said = capsys.readouterr().err
     assert problem in said and said.startswith("paceline: ") and said.count("\n") == 1
     assert not (run / "report.html").exists()
@@ -355,33 +355,23 @@ def test_bad_input_is_one_sentence(case, tmp_path, capsys):
 
 def test_the_command_says_where_the_page_is(tmp_path, capsys):
     run = made_run(tmp_path / "run", steps=2, workers=1)
-    assert command("report", run) == 0
+    assert here("report", run) == 0
     said = capsys.readouterr().out
     assert f"report: {run / 'report.html'}" in said and "Lost to the tail" in said and "paceline compare" in said
-    assert command("report", run, "--out", tmp_path / "page.html") == 0
+    assert here("report", run, "--out", tmp_path / "page.html") == 0
     assert (tmp_path / "page.html").read_text() == (run / "report.html").read_text()
-    assert command("report", run, "--out", tmp_path / "no" / "where.html") == 2
-
-
-def command(*words: object) -> int:
-    from paceline import cli
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["paceline", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-    return end.value.code or 0
+    assert here("report", run, "--out", tmp_path / "no" / "where.html") == 2
 
 
 def test_a_resumed_run_has_every_step_once(tmp_path, capsys):
     run = tmp_path / "run"
     words = [*QUICK, "steps=3", "rollout.samples=2", "rollout.max_tokens=20", f"run_dir={run}"]
-    assert command("train", *words) == 0
+    assert here("train", *words) == 0
     assert (run / "report.html").exists() and str(run / "report.html") in re.sub(r"\s", "", capsys.readouterr().out)
     (run / "checkpoints" / "step-000003").rename(tmp_path / "lost")  # as if killed in the third step, after step 2
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("steps: 3", "steps: 4"))
-    assert command("train", "--resume", run) == 0
+    assert here("train", "--resume", run) == 0
     spans = read_timeline(run / "timeline.json")
     assert [s.step for s in spans if s.name == UPDATE] == [1, 2, 3, 4]
     assert [row["step"] for row in map(json.loads, (run / "answers.jsonl").read_text().splitlines())] == [1, 2, 3, 4]
