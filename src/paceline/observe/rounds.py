@@ -22,12 +22,12 @@ class RoundLog:
     span around them all, whose arguments are the sums by strategy and batch size. `add` is `Timeline.add`, or a list's
     `append` where another process writes the file."""
 
-    def __init__(self, add: Callable[[Span], None], worker: int = 0):
+    def __init__(self, add: Callable[[Span], None], worker: int = 0, zero: float | None = None):
+        """`zero` is the wall-clock time at which the engine's clock began; None takes it from the first round."""
         self.add = add
         self.worker = worker
         self.step = 0
-        self._zero: float | None = None
-        """When the engine's clock was 0, in seconds of `time.time()`."""
+        self._zero = zero
         self._clear()
 
     def _clear(self) -> None:
