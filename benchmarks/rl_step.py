@@ -3,12 +3,11 @@
     python benchmarks/rl_step.py --model DEEP --steps 10                   # a long tail: 16 prompts x 8 answers
     python benchmarks/rl_step.py --model DEEP --steps 4 --flat 512         # 128 answers of the same length
 
-Each step's prompts are rolled out both ways from the same weights with the same noise, in turns first, and learned from
-once, as `paceline compare` does it; a whole step of a way is its own rollout and rewards, and the update that both
-share. The first step captures graphs and is left out of the ratios, but not of the rewards. At the end stands where the
-rollouts' time went, by how many requests ran at once, and how near the update came to what its products need at the
-speed of a large one. Checkpoints are not written. MODEL is `embedded`, or one made as make_reasoner.py says. The last
-line is JSON.
+Each step's prompts are rolled out in both modes from the same weights with the same noise, each first in turn, and
+learned from once, as `paceline compare` does it; a whole step of a mode is its own rollout and rewards, and the update
+that both share. The first step captures graphs and is left out of the ratios, but not of the rewards. The end shows the
+rollouts' seconds by batch size, and the FLOP/s of the update as a share of those of one large matmul. Checkpoints are
+not written. MODEL is `embedded`, or one made as make_reasoner.py says. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ from typing import Any  # noqa: E402
 import torch  # noqa: E402
 
 from limits import matmul_rate, weights_per_token  # noqa: E402
-from paceline.commands.compare import ADAPTIVE, PLAIN, ComparedStep, Comparison, joules_of  # noqa: E402
+from paceline.commands.compare import Comparison  # noqa: E402
+from paceline.commands.compared import ADAPTIVE_MODE, PLAIN_MODE, ComparedStep, joules_per_step  # noqa: E402
 from paceline.config import Config, load_config  # noqa: E402
 from paceline.model import Decoder  # noqa: E402
 from paceline.model.checkpoint import find_model, read_config  # noqa: E402
@@ -39,8 +39,8 @@ from paceline.run import Run  # noqa: E402
 from paceline.setup.build import choose_device  # noqa: E402
 from paceline.setup.memory import gb  # noqa: E402
 
-WARM_UP = 1  # steps
-UNUSUAL = 5.0  # times the median of its like: a round that captured a graph, or had to wait
+WARM_UP = 1  # steps that are left out of the ratios
+UNUSUAL = 5.0  # times the median of its strategy and batch size: a round that captured a graph, or had to wait
 
 
 def parse() -> argparse.Namespace:
@@ -55,7 +55,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--flat", type=int, metavar="TOKENS", help="all answers have this length")
     parser.add_argument("--lr", type=float, default=1e-6)
     parser.add_argument("--micro-tokens", type=int, default=8448)
-    parser.add_argument("--explain", type=int, default=2, help="differences to look into in each step")
+    parser.add_argument("--explain", type=int, default=2, help="differences per step that are explained")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting")
     return parser.parse_args()
@@ -98,23 +98,24 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, config: Config) -> dict[str, Any]:
-    device, view = choose_device(config.model.device), Watcher(config)
+    device = choose_device(config.model.device)
+    view = Watcher(config)
     cuda = device.type == "cuda"
     with torch.device("meta"):
         weights = weights_per_token(Decoder(read_config(find_model(args.model))))
-    rate = matmul_rate(device)  # first: later there may be no room for it
+    rate = matmul_rate(device)  # first: later there may be too little memory for it
     if cuda:
         torch.cuda.empty_cache()
     trainer = Comparison(config, Run.create(config), view)
-    trainer.look_into = args.explain
+    trainer.max_explained = args.explain
     ready = time.time() - STARTED
     print(f"ready after {ready:.1f} s", flush=True)
-    rounds: dict[str, list[RoundRecord]] = {PLAIN: [], ADAPTIVE: []}
+    rounds: dict[str, list[RoundRecord]] = {PLAIN_MODE: [], ADAPTIVE_MODE: []}
     try:
         for _ in range(config.steps):
             trainer.step()
-            for way, some in rounds.items():
-                some.extend(trainer.rounds[way] if len(trainer.steps) > WARM_UP else ())
+            for mode, some in rounds.items():
+                some.extend(trainer.rounds[mode] if len(trainer.steps) > WARM_UP else ())
             gc.collect()
             print(line_of(len(trainer.steps), trainer.steps[-1]), flush=True)
             if args.seconds and time.time() - STARTED > args.seconds and len(trainer.steps) > WARM_UP:
@@ -140,17 +141,19 @@ def measure(args: argparse.Namespace, config: Config) -> dict[str, Any]:
 
 def line_of(number: int, s: ComparedStep) -> str:
     m = s.metrics
+    plain, adaptive = s.modes[PLAIN_MODE], s.modes[ADAPTIVE_MODE]
     return (
-        f"step {number:>2}  plain {s.seconds[PLAIN]:.2f} s, adaptive {s.seconds[ADAPTIVE]:.2f} s ({s.speedup:.2f}), "
-        f"rest {s.rest_s:.2f} s  whole {whole(s, PLAIN) / whole(s, ADAPTIVE):.2f}  reward {s.rewards[PLAIN]:.3f} "
-        f"{s.rewards[ADAPTIVE]:.3f}  length {m['response_length/mean']:.0f}, p50 {m['response_length/p50']:.0f}, "
-        f"max {m['response_length/max']:.0f}  {m['rollout/spec_accept_length']:.2f} tokens per check"
+        f"step {number:>2}  plain {plain.rollout_s:.2f} s, adaptive {adaptive.rollout_s:.2f} s ({s.speedup:.2f}), "
+        f"rest {s.rest_s:.2f} s  whole {whole(s, PLAIN_MODE) / whole(s, ADAPTIVE_MODE):.2f}  "
+        f"reward {plain.mean_reward:.3f} {adaptive.mean_reward:.3f}  "
+        f"length {m['response_length/mean']:.0f}, p50 {m['response_length/p50']:.0f}, "
+        f"max {m['response_length/max']:.0f}  accept length {m['rollout/spec_accept_length']:.2f}"
     )
 
 
-def whole(s: ComparedStep, way: str) -> float:
-    """Seconds of a step that goes this way only."""
-    return s.seconds[way] + s.rest_s - s.reward_s[ADAPTIVE] + s.reward_s[way]
+def whole(s: ComparedStep, mode: str) -> float:
+    """Seconds of a step in this mode only."""
+    return s.modes[mode].rollout_s + s.rest_s - s.modes[ADAPTIVE_MODE].reward_s + s.modes[mode].reward_s
 
 
 def row_of(s: ComparedStep) -> dict[str, Any]:
@@ -158,62 +161,65 @@ def row_of(s: ComparedStep) -> dict[str, Any]:
     names = ("response_length/mean", "response_length/p50", "response_length/p99", "response_length/max",
              "rollout/spec_accept_length", "timing_s/update_actor", "timing_s/train_drafter", "actor/grad_norm",
              "actor/tokens", "rollout_corr/kl", "rollout/graph_gb")  # fmt: skip
+    modes = s.modes.items()
     return {
-        "rollout_s": {w: round(v, 3) for w, v in s.seconds.items()},
-        "reward_s": {w: round(v, 3) for w, v in s.reward_s.items()},
+        "rollout_s": {name: round(mode.rollout_s, 3) for name, mode in modes},
+        "reward_s": {name: round(mode.reward_s, 3) for name, mode in modes},
         "rest_s": round(s.rest_s, 3),
-        "rewards": {w: round(v, 4) for w, v in s.rewards.items()},
-        "tokens": {w: sum(v) for w, v in s.lengths.items()},
-        "longest": {w: max(v) for w, v in s.lengths.items()},
-        "joules": {w: None if v is None else round(v) for w, v in s.joules.items()},
+        "rewards": {name: round(mode.mean_reward, 4) for name, mode in modes},
+        "tokens": {name: sum(mode.lengths) for name, mode in modes},
+        "longest": {name: max(mode.lengths) for name, mode in modes},
+        "joules": {name: None if mode.joules is None else round(mode.joules) for name, mode in modes},
         "rest_joules": None if s.rest_joules is None else round(s.rest_joules),
-        "identical": s.responses - s.different,
-        "looked_into": len(s.differences),
-        "near_ties": sum(d.near_tie for d in s.differences),
+        "identical": s.identity.responses - s.identity.different,
+        "looked_into": len(s.identity.differences),
+        "near_ties": sum(d.near_tie for d in s.identity.differences),
         "shares": {part: round(m.get(f"rollout/share/{part}", 0.0), 3) for part in PARTS},
     } | {name: round(m[name], 4) for name in names if name in m}
 
 
 def summarize(steps: list[ComparedStep]) -> dict[str, Any]:
-    """Figures of the steps behind the first, and the rewards of all."""
+    """Speeds of the steps after the first, and the rewards of all."""
     late = steps[WARM_UP:] or steps
-    ratios = sorted(whole(s, PLAIN) / whole(s, ADAPTIVE) for s in late)
+    ratios = sorted(whole(s, PLAIN_MODE) / whole(s, ADAPTIVE_MODE) for s in late)
     rollouts = sorted(s.speedup for s in late)
-    ways = [PLAIN, ADAPTIVE]
-    gap = [s.rewards[ADAPTIVE] - s.rewards[PLAIN] for s in steps]
+    modes = [PLAIN_MODE, ADAPTIVE_MODE]
+    gap = [s.modes[ADAPTIVE_MODE].mean_reward - s.modes[PLAIN_MODE].mean_reward for s in steps]
     lengths = [s.metrics["response_length/p99"] / max(1.0, s.metrics["response_length/p50"]) for s in steps]
     return {
         "steps": len(late),
         "step_speedup": round(median(ratios), 3),
         "step_speedup_range": [round(ratios[0], 3), round(ratios[-1], 3)],
-        "step_speedup_total": round(sum(whole(s, PLAIN) for s in late) / sum(whole(s, ADAPTIVE) for s in late), 3),
+        "step_speedup_total": round(
+            sum(whole(s, PLAIN_MODE) for s in late) / sum(whole(s, ADAPTIVE_MODE) for s in late), 3
+        ),
         "rollout_speedup": round(median(rollouts), 3),
         "rollout_speedup_range": [round(rollouts[0], 3), round(rollouts[-1], 3)],
-        "rollout_s": {w: round(fmean(s.seconds[w] for s in late), 3) for w in ways},
-        "reward_s": {w: round(fmean(s.reward_s[w] for s in late), 3) for w in ways},
+        "rollout_s": {mode: round(fmean(s.modes[mode].rollout_s for s in late), 3) for mode in modes},
+        "reward_s": {mode: round(fmean(s.modes[mode].reward_s for s in late), 3) for mode in modes},
         "update_s": round(fmean(s.metrics["timing_s/update_actor"] for s in late), 3),
-        "step_s": {w: round(fmean(whole(s, w) for s in late), 3) for w in ways},
-        "longest": {w: round(fmean(max(s.lengths[w]) for s in late)) for w in ways},
-        "tokens": {w: round(fmean(sum(s.lengths[w]) for s in late)) for w in ways},
-        "joules_per_step": joules_of(late, ways),
-        "reward": {w: round(fmean(s.rewards[w] for s in steps), 4) for w in ways},
+        "step_s": {mode: round(fmean(whole(s, mode) for s in late), 3) for mode in modes},
+        "longest": {mode: round(fmean(max(s.modes[mode].lengths) for s in late)) for mode in modes},
+        "tokens": {mode: round(fmean(sum(s.modes[mode].lengths) for s in late)) for mode in modes},
+        "joules_per_step": joules_per_step(late, modes),
+        "reward": {mode: round(fmean(s.modes[mode].mean_reward for s in steps), 4) for mode in modes},
         "reward_gap": round(fmean(gap), 4),
         "reward_gap_error": round(stdev(gap) / len(gap) ** 0.5, 4) if len(gap) > 1 else None,
         "better": sum(s.better for s in steps),
         "worse": sum(s.worse for s in steps),
         "accept_length": round(fmean(s.metrics["rollout/spec_accept_length"] for s in late), 3),
         "tail": round(median(lengths), 2),
-        "responses": sum(s.responses for s in steps),
-        "identical": sum(s.responses - s.different for s in steps),
-        "looked_into": sum(len(s.differences) for s in steps),
-        "near_ties": sum(d.near_tie for s in steps for d in s.differences),
+        "responses": sum(s.identity.responses for s in steps),
+        "identical": sum(s.identity.responses - s.identity.different for s in steps),
+        "looked_into": sum(len(s.identity.differences) for s in steps),
+        "near_ties": sum(d.near_tie for s in steps for d in s.identity.differences),
         "shares": {p: round(fmean(s.metrics.get(f"rollout/share/{p}", 0.0) for s in late), 3) for p in PARTS},
     }
 
 
 def update_speed(steps: list[ComparedStep], weights: int, rate: float) -> dict[str, Any]:
-    """Of the products of an update, there and back; attention, which is little, and what is computed twice to save
-    memory are not counted."""
+    """FLOP/s of the matmuls of an update, forward and backward: 6 x weights x tokens / seconds. Attention, which is
+    little, and what is recomputed to save memory are not counted."""
     late = steps[WARM_UP:] or steps
     tokens = sum(s.metrics["actor/tokens"] for s in late)
     reached = 6 * weights * tokens / sum(s.metrics["timing_s/update_actor"] for s in late)
@@ -226,29 +232,28 @@ def update_speed(steps: list[ComparedStep], weights: int, rate: float) -> dict[s
 
 
 def by_requests(rounds: dict[str, list[RoundRecord]], steps: int) -> list[dict[str, Any]]:
-    """Of every step, by how many requests ran at once (1, 2, up to 4, up to 8, ...): seconds of each way, and of the
-    adaptive one how much of that was in rounds that took unusually long, tokens per request and round, and the strategy
-    that most of the time went to."""
-    table: dict[int, dict[str, list[RoundRecord]]] = defaultdict(lambda: {way: [] for way in rounds})
-    for way, some in rounds.items():
+    """Per step and by batch size (1, 2, up to 4, up to 8, ...): seconds of each mode; of the adaptive one also seconds
+    above the median in rounds that took unusually long, tokens per request and round, the strategy that took most."""
+    table: dict[int, dict[str, list[RoundRecord]]] = defaultdict(lambda: {mode: [] for mode in rounds})
+    for mode, some in rounds.items():
         for r in some:
             if r.strategy != "prefill":
-                table[1 << max(0, r.batch - 1).bit_length()][way].append(r)
+                table[1 << max(0, r.batch - 1).bit_length()][mode].append(r)
     rows = []
-    for most, ways in sorted(table.items()):
+    for most, modes in sorted(table.items()):
         row: dict[str, Any] = {"up_to": most}
-        row["seconds"] = {way: round(sum(r.seconds for r in some) / steps, 3) for way, some in ways.items()}
-        alike: dict[str, list[float]] = defaultdict(list)
-        for r in ways[ADAPTIVE]:
-            alike[r.strategy].append(r.seconds)
-        usual = {strategy: median(times) for strategy, times in alike.items()}
-        over = sum(t - usual[s] for s, times in alike.items() for t in times if t > UNUSUAL * usual[s])
-        spent = Counter({strategy: sum(times) for strategy, times in alike.items()})
-        texts = sum(r.batch for r in ways[ADAPTIVE])
+        row["seconds"] = {mode: round(sum(r.seconds for r in some) / steps, 3) for mode, some in modes.items()}
+        by_strategy: dict[str, list[float]] = defaultdict(list)
+        for r in modes[ADAPTIVE_MODE]:
+            by_strategy[r.strategy].append(r.seconds)
+        usual = {strategy: median(times) for strategy, times in by_strategy.items()}
+        over = sum(t - usual[s] for s, times in by_strategy.items() for t in times if t > UNUSUAL * usual[s])
+        seconds = Counter({strategy: sum(times) for strategy, times in by_strategy.items()})
+        sequences = sum(r.batch for r in modes[ADAPTIVE_MODE])
         row |= {
             "unusual_s": round(over / steps, 3),
-            "tokens_per_round": round(sum(r.tokens for r in ways[ADAPTIVE]) / max(1, texts), 2),
-            "mostly": spent.most_common(1)[0][0] if spent else None,
+            "tokens_per_round": round(sum(r.tokens for r in modes[ADAPTIVE_MODE]) / max(1, sequences), 2),
+            "mostly": seconds.most_common(1)[0][0] if seconds else None,
         }
         rows.append(row)
     return rows
@@ -256,31 +261,31 @@ def by_requests(rounds: dict[str, list[RoundRecord]], steps: int) -> list[dict[s
 
 def print_summary(r: dict[str, Any]) -> None:
     low, high = r["step_speedup_range"]
-    print(f"\nwhole step   {r['step_s'][PLAIN]:.2f} s plain, {r['step_s'][ADAPTIVE]:.2f} s adaptive: "
+    print(f"\nwhole step   {r['step_s'][PLAIN_MODE]:.2f} s plain, {r['step_s'][ADAPTIVE_MODE]:.2f} s adaptive: "
           f"{r['step_speedup']:.2f} times faster (median of {r['steps']}, {low:.2f} to {high:.2f})")  # fmt: skip
-    print(f"rollout      {r['rollout_s'][PLAIN]:.2f} s plain, {r['rollout_s'][ADAPTIVE]:.2f} s adaptive: "
+    print(f"rollout      {r['rollout_s'][PLAIN_MODE]:.2f} s plain, {r['rollout_s'][ADAPTIVE_MODE]:.2f} s adaptive: "
           f"{r['rollout_speedup']:.2f} times faster; update {r['update_s']:.2f} s; of the adaptive rollout "
           + ", ".join(f"{part} {share:.0%}" for part, share in r["shares"].items()))  # fmt: skip
-    print(f"answers      {r['identical']} of {r['responses']} identical; of {r['looked_into']} others that were looked "
-          f"into, {r['near_ties']} differ by a near-tie; "
-          f"longest {r['longest'][PLAIN]} plain, {r['longest'][ADAPTIVE]} adaptive; "
-          f"p99 / p50 {r['tail']:.1f}; {r['accept_length']:.2f} tokens per check")  # fmt: skip
+    print(f"answers      {r['identical']} of {r['responses']} identical; of {r['looked_into']} others that were "
+          f"explained, {r['near_ties']} differ by a near-tie; "
+          f"longest {r['longest'][PLAIN_MODE]} plain, {r['longest'][ADAPTIVE_MODE]} adaptive; "
+          f"p99 / p50 {r['tail']:.1f}; accept length {r['accept_length']:.2f}")  # fmt: skip
     update = r["update"]
-    print(f"update       {update['tokens']:,} tokens that teach something, {update['flop_s'] / 1e12:.3g} TFLOP/s: "
-          f"{update['share']:.0%} of a large product's speed")  # fmt: skip
+    print(f"update       {update['tokens']:,} tokens of groups with a signal, {update['flop_s'] / 1e12:.3g} TFLOP/s: "
+          f"{update['share']:.0%} of a large matmul's speed")  # fmt: skip
     error = r["reward_gap_error"]
-    print(f"reward       {r['reward'][PLAIN]:.4f} plain, {r['reward'][ADAPTIVE]:.4f} adaptive: {r['reward_gap']:+.4f} "
-          f"± {error if error is not None else float('nan'):.4f}; "
+    print(f"reward       {r['reward'][PLAIN_MODE]:.4f} plain, {r['reward'][ADAPTIVE_MODE]:.4f} adaptive: "
+          f"{r['reward_gap']:+.4f} ± {error if error is not None else float('nan'):.4f}; "
           f"{r['better']} answers got more, {r['worse']} less")  # fmt: skip
     joules = r["joules_per_step"]
-    if joules[PLAIN] is not None:
-        print(f"energy       {joules[PLAIN]:,.0f} J a step plain, {joules[ADAPTIVE]:,.0f} J adaptive")
+    if joules[PLAIN_MODE] is not None:
+        print(f"energy       {joules[PLAIN_MODE]:,.0f} J a step plain, {joules[ADAPTIVE_MODE]:,.0f} J adaptive")
     if r["peak_gb"] is not None:
         print(f"memory       {r['peak_gb']} GB at most")
     print(f"start        first token after {r['first_token_s']} s")
     print("\nrequests     plain  adaptive          unusual  tokens a round  mostly")
     for row in r["requests"]:
-        plain, adaptive = row["seconds"][PLAIN], row["seconds"][ADAPTIVE]
+        plain, adaptive = row["seconds"][PLAIN_MODE], row["seconds"][ADAPTIVE_MODE]
         ratio = f"({plain / adaptive:.2f})" if plain and adaptive else ""
         print(f"up to {row['up_to']:<5} {plain:>5.2f} s  {adaptive:>6.2f} s {ratio:>7}  {row['unusual_s']:>5.2f} s  "
               f"{row['tokens_per_round']:>14.2f}  {row['mostly'] or ''}")  # fmt: skip

@@ -120,7 +120,7 @@ def measure(folder: Path, workers: int) -> dict:
         "versions": rows[-1].get("drafter/version", 0),
         "other_s": {
             name.removeprefix("timing_s/"): round(median(r.get(name, 0.0) for r in later), 3)
-            for name in ("timing_s/reward", "timing_s/end", "timing_s/update_actor", "timing_s/merge_drafter")
+            for name in ("timing_s/reward", "timing_s/end_rollout", "timing_s/update_actor", "timing_s/merge_drafter")
         },
         "drafter_steps": sum(r.get("drafter/steps", 0) for r in rows),
     }

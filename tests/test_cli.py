@@ -168,7 +168,7 @@ def f(prompts, completions, **columns):
     ],
 )
 def test_a_reward_that_fails_stops_the_run_after_saving(act, problem, tmp_path):
-    """The second step's answers fail; the first step's work is kept, and the run can go on once it is mended."""
+    """The second step's answers fail; the first step's work is kept, and the run can be resumed once it is fixed."""
     reward, run = tmp_path / "mine.py", tmp_path / "run"
     marker = tmp_path / "broken"
     text = REWARD.format(condition=f"__import__('os').path.exists({str(marker)!r})", act=act)

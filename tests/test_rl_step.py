@@ -38,7 +38,7 @@ def test_steps_of_both_ways(rl_step, monkeypatch, capsys):
 
 
 def test_how_fast_updates_are(rl_step):
-    from paceline.commands.compare import ComparedStep
+    from paceline.commands.compared import ComparedStep
 
     steps = [
         ComparedStep({}, metrics={"actor/tokens": n, "timing_s/update_actor": t})
@@ -54,20 +54,19 @@ def test_answers_of_one_length(rl_step, monkeypatch, capsys):
 
 
 def test_the_summary_of_recorded_steps(rl_step):
-    from paceline.commands.compare import ComparedStep
+    from paceline.commands.compared import ComparedStep, ModeRollout
 
     metrics = {"response_length/p50": 100.0, "response_length/p99": 1000.0, "rollout/spec_accept_length": 5.0,
                "timing_s/update_actor": 2.0, "rollout/share/plain": 0.5, "rollout/share/verify": 0.5}  # fmt: skip
     steps = [
         ComparedStep(
-            {"plain": slow, "adaptive": 2.0},
-            rest_s=3.0,
-            rewards={"plain": 0.5, "adaptive": 0.5 + gap},
+            {
+                "plain": ModeRollout(slow, 0.5, 0.5, [3, 9], 900.0),
+                "adaptive": ModeRollout(2.0, 1.0, 0.5 + gap, [4, 5], 300.0),
+            },
             better=int(gap > 0),
             worse=2 * int(gap < 0),
-            reward_s={"plain": 0.5, "adaptive": 1.0},
-            lengths={"plain": [3, 9], "adaptive": [4, 5]},
-            joules={"plain": 900.0, "adaptive": 300.0},
+            rest_s=3.0,
             rest_joules=100.0,
             metrics=metrics,
         )
@@ -83,7 +82,7 @@ def test_the_summary_of_recorded_steps(rl_step):
 
 
 def test_answers_that_got_more_and_less_reward():
-    from paceline.commands.compare import better_and_worse
+    from paceline.commands.compared import better_and_worse
     from paceline.core import Group, Sample
 
     plain, adaptive = (

@@ -58,7 +58,7 @@ def test_a_drafter_is_trained_examined_and_used(tmp_path, capsys):
     words = ["--minutes", "0.05", "--answers", "16", "--window", "32", "--set", "rollout.max_tokens=60"]
     assert here("draft", "train", *words, "--vocab", "60", "--out", folder) == 0
     said = capsys.readouterr().out
-    assert last_json(said)["steps"] >= 1 and "it can guess 60 of 104 tokens" in said
+    assert last_json(said)["steps"] >= 1 and "draft vocabulary: 60 of 104 tokens" in said
     assert here("draft", "eval", folder, "--prompts", "2", "--set", "rollout.max_tokens=20") == 0
     result = last_json(capsys.readouterr().out)
     assert [row["temperature"] for row in result["rows"]] == [0.0, 0.6, 1.0]

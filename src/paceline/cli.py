@@ -1,4 +1,5 @@
-"""The commands. Each is a few lines: read the settings, call the room that does the work, print what came of it."""
+"""The commands. Each reads its settings, calls the package that does the work and prints the result. Imports stand in
+the commands, so that help and bad settings do not wait for torch."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
+from paceline.commands.draft_app import draft_app
 from paceline.errors import RunError, Stopped, UserError
 
 
@@ -40,7 +42,8 @@ Words = Annotated[
 
 def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
     """The recipe, if one was named, and the overrides."""
-    recipe, overrides = None, []
+    recipe = None
+    overrides = []
     for word in words or []:
         if "=" in word:
             overrides.append(word)
@@ -54,15 +57,16 @@ def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
 @app.command()
 def train(
     words: Words = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this directory.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory.")] = None,
 ) -> None:
     """Train a policy. Without arguments: the embedded reasoner on Countdown."""
     from paceline.config import describe_recipe, load_config
-    from paceline.observe.live import LiveView, summary
+    from paceline.observe.live import LiveView
+    from paceline.observe.summary import summary
 
     recipe, overrides = split_words(words)
     if resume and (recipe or overrides):
-        raise UserError("--resume goes on with a run as it was started, so it takes no recipe and no settings")
+        raise UserError("--resume continues a run as it was started, so it takes no recipe and no settings")
     console = Console(highlight=False)
     if resume:
         from paceline.run import Run
@@ -71,9 +75,7 @@ def train(
     else:
         config = load_config(recipe, overrides)
         console.print(describe_recipe(recipe, overrides), soft_wrap=True, markup=False)
-    from paceline.loop import (
-        train as run_training,
-    )  # torch and transformers load here, after the settings are checked
+    from paceline.loop import train as run_training  # loads torch and transformers, after the settings are checked
 
     view = LiveView(config, console)
     run, rows = run_training(config, resume, view)
@@ -121,7 +123,7 @@ def generate(
 
 @app.command()
 def compare(words: Words = None) -> None:
-    """Roll out every step of a recipe both plainly and adaptively: how much faster is it, and is it the same?"""
+    """Roll out every step of a recipe with and without speculation: how much faster is it, are the tokens the same?"""
     from paceline.config import describe_recipe, load_config
 
     config = load_config(*split_words(words))
@@ -135,9 +137,9 @@ def compare(words: Words = None) -> None:
 @app.command()
 def plan(
     words: Words = None,
-    compare: Annotated[bool, typer.Option(help="For `paceline compare`, which has an engine for each way.")] = False,
+    compare: Annotated[bool, typer.Option(help="For `paceline compare`, which has an engine for each mode.")] = False,
 ) -> None:
-    """Show what a run would need of the device's memory, part by part, and whether it fits."""
+    """Show the device memory that a run would need, part by part, and whether it fits."""
     from paceline.config import describe_recipe, load_config
 
     config = load_config(*split_words(words))
@@ -158,58 +160,20 @@ def report(
     from paceline.report.lost_workers import describe_losses, find_losses
     from paceline.report.page import write_report
     from paceline.report.rundata import read_run
-    from paceline.report.worth import sentences, verdict
+    from paceline.report.savings_text import full_answer, short_answer
 
     try:
-        page, worth = write_report(run, out)
+        page, savings = write_report(run, out)
     except OSError as err:
         raise UserError(f"the report cannot be written to {out or run}: {err.strerror}") from err
     console = Console(highlight=False)
-    console.print(verdict(worth), style="bold")
-    for sentence in [*sentences(worth), *describe_losses(find_losses(read_run(run)))]:
+    console.print(short_answer(savings), style="bold")
+    for sentence in [*full_answer(savings), *describe_losses(find_losses(read_run(run)))]:
         console.print(sentence, markup=False)
     console.print(f"report: {page}", soft_wrap=True, markup=False)
 
 
-draft = typer.Typer(help="Train and examine drafters.", no_args_is_help=True)
-app.add_typer(draft, name="draft")
-
-
-@draft.command("train")
-def draft_train(
-    model: Annotated[str, typer.Option(help="The policy: a folder, a hub id, or 'embedded'.")] = "embedded",
-    task: Annotated[str, typer.Option(help="Whose prompts it answers: as task.name in the settings.")] = "countdown",
-    out: Annotated[Path, typer.Option(help="Where to put the drafter.")] = Path("drafter"),
-    minutes: Annotated[float, typer.Option(min=0.01, help="How long to train.")] = 10.0,
-    answers: Annotated[int, typer.Option(min=16, help="Answers to learn from.")] = 1024,
-    loss: Annotated[str, typer.Option(help="soft or overlap.")] = "soft",
-    window: Annotated[int, typer.Option(min=8, help="Tokens that it looks back on.")] = 512,
-    vocab: Annotated[
-        int | None,
-        typer.Option(min=16, help="Frequent tokens that it can guess: all, or of many 99.5 % of what answers have."),
-    ] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="Settings as key=value.")] = None,
-) -> None:
-    """Let the policy answer prompts, and train a drafter on the answers."""
-    from paceline.commands.draft import train_command
-
-    train_command(model, task, out, minutes, answers, loss, window, vocab, settings or [])
-
-
-@draft.command("eval")
-def draft_eval(
-    drafter: Annotated[
-        str, typer.Argument(help="Folder of the drafter; 'auto' for the one beside the model.")
-    ] = "auto",
-    model: Annotated[str, typer.Option(help="The policy: a folder, a hub id, or 'embedded'.")] = "embedded",
-    task: Annotated[str, typer.Option(help="Whose prompts it answers.")] = "countdown",
-    prompts: Annotated[int, typer.Option(min=1)] = 64,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="Settings as key=value.")] = None,
-) -> None:
-    """How many guesses of a drafter hold: by depth, by position in the answer, by temperature."""
-    from paceline.commands.draft import eval_command
-
-    eval_command(drafter, model, task, prompts, settings or [])
+app.add_typer(draft_app, name="draft")
 
 
 @app.command()
@@ -222,8 +186,8 @@ def export(
     policy_name: Annotated[
         str | None, typer.Option(help="What engines will call the policy: a folder or a hub id.")
     ] = None,
-    depth: Annotated[int, typer.Option(min=1, help="Guesses per check that engines are told to make.")] = 5,
-    measure: Annotated[bool, typer.Option("--measure", help="Measure tokens per check for the card.")] = False,
+    depth: Annotated[int, typer.Option(min=1, help="Draft tokens per verification that engines are told to make.")] = 5,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure the accept length for the card.")] = False,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure on.")] = 64,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Settings for measuring, as key=value.")] = None,
 ) -> None:
@@ -245,12 +209,12 @@ def export(
 
 @app.command()
 def doctor() -> None:
-    """Show what this machine has and which parts of Paceline will use it."""
-    from paceline.observe.doctor import examine
+    """Show the hardware and packages of this machine, and what Paceline uses them for."""
+    from paceline.observe.doctor import check_machine
 
     table = Table("", "", "found", "used for", box=None, padding=(0, 2, 0, 0))
-    for f in examine():
-        table.add_row("[green]✓[/]" if f.good else "[yellow]–[/]", f.what, f.found, f.so.replace("[", r"\["))
+    for f in check_machine():
+        table.add_row("[green]✓[/]" if f.good else "[yellow]–[/]", f.name, f.found, f.used_for.replace("[", r"\["))
     Console(highlight=False).print(table)
 
 
@@ -274,7 +238,7 @@ def main() -> None:
 
 
 def _say_last(text: str) -> None:
-    """To a terminal that may have gone: the exit code must say what happened all the same."""
+    """To a terminal that may be closed: the exit code must be right all the same."""
     try:
         print(text, file=sys.stderr, flush=True)
     except (OSError, ValueError):

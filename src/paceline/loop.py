@@ -311,7 +311,7 @@ class TrainLoop:
                 self._take(verdicts, groups)
         for group in groups.values():
             self.lengths.learn(group.prompt, [len(c.tokens) for c in group.completions.values()])
-        with clock.part("end"):  # whoever trains is in the middle of a step
+        with clock.part("end_rollout"):  # whoever trains is in the middle of a step
             self._end_rollout()
         return list(groups.values())
 

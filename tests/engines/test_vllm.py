@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.commands.draft import HELD_OUT
+from paceline.commands.draft import HELD_OUT_SEED
 from paceline.core import Request, SamplingParams
 from paceline.draft.eagle.model import EagleModel, load_drafter, save_drafter
 from paceline.draft.strategy import Strategy
@@ -64,7 +64,7 @@ def ours(policy: Decoder, drafter: EagleModel, prompts: list) -> tuple[list[list
 
 @pytest.fixture(scope="module")
 def prompts(embedded) -> list[list[int]]:
-    task, tokenizer = Countdown("medium", "search", HELD_OUT), load_tokenizer(str(embedded))
+    task, tokenizer = Countdown("medium", "search", HELD_OUT_SEED), load_tokenizer(str(embedded))
     return [list(tokenizer.encode_prompt(task.sample(i).prompt)) for i in range(PROMPTS)]
 
 

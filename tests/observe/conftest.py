@@ -62,7 +62,7 @@ def made_run(
     folder: Path,
     steps: int,
     workers: int = 4,
-    guesses: bool = True,
+    speculate: bool = True,
     planned: int | None = None,
     lost: int | None = None,
 ) -> Path:
@@ -81,7 +81,7 @@ def made_run(
             "response_length/p50": 80.0,
             "response_length/p99": 400.0 + 3 * step,
             "rollout/spec_accept_length": 4 - 2 / step,
-            "rollout/spec_rounds": 38.0 * workers if guesses else 0.0,
+            "rollout/spec_rounds": 38.0 * workers if speculate else 0.0,
             "rollout/rounds": 40.0 * workers,
             "rollout/tok_s": 1000.0,
             "timing_s/gen": 4.0 if workers > 1 else 1.0,
@@ -98,7 +98,7 @@ def made_run(
         for worker in range(workers):
             if worker == 1 and lost and step >= lost:
                 continue
-            decode(timeline, worker, step, now, (worker + 1.0) * (4.0 / workers if workers > 1 else 1.0), guesses)
+            decode(timeline, worker, step, now, (worker + 1.0) * (4.0 / workers if workers > 1 else 1.0), speculate)
             waits = 4.0 - (worker + 1.0) * 4.0 / workers
             if waits > 0 and workers > 1:
                 timeline.span(worker, "train drafter", now + 4.0 - waits, waits * 0.75, step)
@@ -109,13 +109,13 @@ def made_run(
     return folder
 
 
-def decode(timeline: Timeline, worker: int, step: int, start: float, seconds: float, guesses: bool = True) -> None:
+def decode(timeline: Timeline, worker: int, step: int, start: float, seconds: float, speculate: bool = True) -> None:
     """Forty rounds in `seconds`, the batch shrinking from 32 to 1, two of the rounds plain."""
     log = RoundLog(timeline.add, worker)
     log.step, log._zero = step, start
     each = seconds / 40
     for i in range(40):
         batch = max(1, 32 - i)
-        strategy = "neural:5" if guesses and i not in (0, 20) else "plain"
+        strategy = "neural:5" if speculate and i not in (0, 20) else "plain"
         log(RoundRecord(i * each, each, batch, strategy, batch if strategy == "plain" else 3 * batch))
     log.end()

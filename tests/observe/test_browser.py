@@ -13,7 +13,7 @@ import pytest
 
 from paceline.report.page import page, write_report
 from paceline.report.rundata import read_run
-from paceline.report.worth import measure
+from paceline.report.savings import measure_savings
 
 from .conftest import made_run
 
@@ -101,11 +101,11 @@ def test_many_workers_and_a_changing_drafter(tmp_path, steps):
 
 def test_a_run_in_which_nothing_has_happened_yet(tmp_path):
     run = read_run(made_run(tmp_path / "run", steps=0, planned=3))
-    assert look(page(run, measure(run)), tmp_path) == {"figures": {}, "wide": 0}
+    assert look(page(run, measure_savings(run)), tmp_path) == {"figures": {}, "wide": 0}
 
 
-def test_a_run_without_guesses_says_so_instead_of_a_figure(tmp_path):
-    text = write_report(made_run(tmp_path / "run", 5, guesses=False))[0].read_text()
+def test_a_run_without_speculation_says_so_instead_of_a_figure(tmp_path):
+    text = write_report(made_run(tmp_path / "run", 5, speculate=False))[0].read_text()
     seen = look(text, tmp_path)
     assert seen["figures"].pop("fig-accept") is None
     check(seen)

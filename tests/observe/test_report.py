@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import re
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import median
@@ -17,15 +16,18 @@ import pytest
 from rich.console import Console
 
 from paceline.config import load_config
-from paceline.observe.live import summary
-from paceline.observe.rounds import tallies
+from paceline.observe.metrics import read_lines
+from paceline.observe.strategy_totals import read_totals
+from paceline.observe.summary import summary
 from paceline.observe.timeline import LOST, ROLLOUT, TRAIN, UPDATE, read_timeline
 from paceline.report.lanes import by_step
 from paceline.report.lost_workers import WorkerLoss, describe_losses, find_losses
 from paceline.report.page import page, write_report
 from paceline.report.rundata import read_run
-from paceline.report.worth import measure, sentences, verdict
+from paceline.report.savings import measure_savings
+from paceline.report.savings_text import full_answer, short_answer
 
+from ..test_cli import here
 from .conftest import QUICK, made_run
 
 CURVES = ("critic/rewards/mean", "response_length/mean", "response_length/p50", "response_length/p99")
@@ -90,7 +92,7 @@ def test_the_numbers_are_those_of_the_metrics(real_run):
     assert {("rollout/spec_accept_length", s) for s, row in metrics.items() if row["rollout/spec_rounds"]} <= seen
 
 
-def test_steps_without_guesses_do_not_count_as_guesses_that_failed(tmp_path):
+def test_steps_without_speculation_do_not_count_as_drafts_that_were_rejected(tmp_path):
     """Neither on the page nor in the table at the end of a run."""
     folder = made_run(tmp_path / "run", steps=4)
     metrics = [row | {"critic/rewards/mean": 0.5} for row in rows(folder).values()]
@@ -101,12 +103,12 @@ def test_steps_without_guesses_do_not_count_as_guesses_that_failed(tmp_path):
     assert [float(a["data-value"]) for a, _ in shown if "accept" in a["data-metric"]] == [pytest.approx(expected)]
     console = Console(file=io.StringIO(), width=200)
     console.print(summary(metrics, str(folder)))
-    assert f"{expected:.2f} tokens per check" in console.file.getvalue()
+    assert f"accept length {expected:.2f} (while speculating)" in console.file.getvalue()
 
 
 def test_the_timeline_agrees_with_the_metrics(real_run):
     spans, metrics = read_timeline(real_run / "timeline.json"), rows(real_run)
-    rounds = tallies(spans)
+    rounds = read_totals(spans)
     for step, row in metrics.items():
         mine = [t for t in rounds if t.step == step]
         assert sum(t.rounds for t in mine) == row["rollout/rounds"]
@@ -136,7 +138,7 @@ def test_the_answers_agree_with_the_metrics(real_run):
 
 def test_strategies_take_all_the_decoding_time(real_run):
     shown = Page(write_report(real_run)[0].read_text()).having("data-strategy")
-    rounds = tallies(read_timeline(real_run / "timeline.json"))
+    rounds = read_totals(read_timeline(real_run / "timeline.json"))
     assert sum(float(a["data-seconds"]) for a, _ in shown) == pytest.approx(sum(t.seconds for t in rounds), rel=1e-4)
     assert {a["data-strategy"] for a, _ in shown} == {t.strategy for t in rounds}
 
@@ -149,24 +151,24 @@ def test_the_page_needs_nothing_else(real_run):
     assert all(f'<figure id="{name}"' in text for name in FIGURES) and "prefers-color-scheme: dark" in text
 
 
-def test_time_lost_won_and_paid(tmp_path):
+def test_time_lost_saved_and_paid(tmp_path):
     """Four workers decode for 1, 2, 3 and 4 seconds; three of them wait for 3, 2 and 1, and train for 75 % of that."""
-    w = measure(read_run(made_run(tmp_path / "run", steps=3)))
-    assert w.workers == 4 and w.rollout_s == 12 and w.whole_s == 18
-    assert w.waiting_s == pytest.approx(3 * 6.0, abs=1e-3) and w.training_s == pytest.approx(3 * 4.5, abs=1e-3)
-    assert w.training_waiting_s == pytest.approx(w.training_s, abs=1e-3) and w.cost_s == pytest.approx(0, abs=1e-3)
+    w = measure_savings(read_run(made_run(tmp_path / "run", steps=3)))
+    assert w.workers == 4 and w.rollout_s == 12 and w.total_s == 18
+    assert w.idle_s == pytest.approx(3 * 6.0, abs=1e-3) and w.training_s == pytest.approx(3 * 4.5, abs=1e-3)
+    assert w.training_idle_s == pytest.approx(w.training_s, abs=1e-3) and w.cost_s == pytest.approx(0, abs=1e-3)
     tail = sum(max(1, 32 - i) * 4 < 32 for i in range(40)) / 40
     assert w.tail_s == pytest.approx(3 * 10.0 * tail, abs=1e-3)
     # A quarter of the rounds have no plain one near them: only batches 32 and 12 were decoded plainly.
     near = [i for i in range(40) if i not in (0, 20) and (max(1, 32 - i) > 24 or 6 < max(1, 32 - i) <= 16)]
-    assert 0 < w.compared_s < w.guessing_s == pytest.approx(3 * 10.0 * 38 / 40, abs=1e-3)
+    assert 0 < w.compared_s < w.speculative_s == pytest.approx(3 * 10.0 * 38 / 40, abs=1e-3)
     assert w.compared_s >= 3 * 10.0 * len(near) / 40
-    # Rounds are equally long, so a plain one took as long as one with guesses, which wrote three tokens per text. The
+    # Rounds are equally long, so a plain one took as long as a speculative one, which has an accept length of 3. The
     # median is over workers that are unequally fast, so only the total says something.
-    assert 0.5 * w.compared_s < w.won_s < 2.5 * w.compared_s and w.net_s == pytest.approx(w.won_s, abs=1e-3)
-    said = " ".join(sentences(w))
-    assert verdict(w).startswith("Yes, judging by only 24 plain rounds: about")
-    assert "left out" in said and "waiting anyway" in said and "paceline compare" in said
+    assert 0.5 * w.compared_s < w.saved_s < 2.5 * w.compared_s and w.net_s == pytest.approx(w.saved_s, abs=1e-3)
+    said = " ".join(full_answer(w))
+    assert short_answer(w).startswith("Yes, judging by only 24 plain rounds: about")
+    assert "left out" in said and "idle anyway" in said and "paceline compare" in said
 
 
 def test_training_when_nobody_decodes_is_a_cost(tmp_path):
@@ -176,7 +178,7 @@ def test_training_when_nobody_decodes_is_a_cost(tmp_path):
     timeline = Timeline(run / "timeline.json", 1)
     for worker in (0, 1):
         timeline.span(worker, "train drafter", timeline._zero + 10, 2.0, 1)
-    w = measure(read_run(run))
+    w = measure_savings(read_run(run))
     assert w.cost_s == pytest.approx(4.0, abs=1e-3) and w.training_s == pytest.approx(5.5, abs=1e-3)
 
 
@@ -190,9 +192,9 @@ def test_who_waits_for_training_to_end_pays_too(tmp_path):
     zero = timeline._zero
     timeline.span(2, "train drafter", zero + begun + 4.1, 0.6, 1)
     timeline.span(0, "merge drafter", zero + begun + 5.0, 0.25, 1)
-    w = measure(read_run(run))
-    assert w.cost_s == pytest.approx(4 * 0.75, abs=1e-3) and w.training_waiting_s == pytest.approx(4.5, abs=1e-3)
-    assert "It cost 3.00 s of worker time" in " ".join(sentences(w))
+    w = measure_savings(read_run(run))
+    assert w.cost_s == pytest.approx(4 * 0.75, abs=1e-3) and w.training_idle_s == pytest.approx(4.5, abs=1e-3)
+    assert "It cost 3.00 s of worker time" in " ".join(full_answer(w))
 
 
 def test_a_worker_that_is_lost_and_comes_back(struck_run, capsys):
@@ -203,7 +205,7 @@ def test_a_worker_that_is_lost_and_comes_back(struck_run, capsys):
     text = write_report(struck_run)[0].read_text()
     said = f"Worker 1 was lost in step 2 and took part again in step {loss.back}, {loss.seconds:.1f} s later."
     assert said in text and ">lost</li>" in text and re.search("Step 2, .*the first with a loss", text)
-    assert command("report", struck_run) == 0 and said in capsys.readouterr().out.replace("\n", " ")
+    assert here("report", struck_run) == 0 and said in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_each_step_shows_its_part_of_a_loss(struck_run):
@@ -224,7 +226,7 @@ def test_each_step_shows_its_part_of_a_loss(struck_run):
 def test_a_worker_that_is_lost_for_good(tmp_path):
     run = read_run(made_run(tmp_path / "run", steps=4, lost=2))
     assert find_losses(run) == [WorkerLoss(1, 2)]
-    text = page(run, measure(run))
+    text = page(run, measure_savings(run))
     assert "Worker 1 was lost in step 2 and did not come back." in text and ">lost</li>" in text
     lost = {step: [s for s in spans if s.name == LOST] for step, spans in by_step(run).items()}
     assert [len(lost[step]) for step in (1, 2, 3, 4)] == [0, 1, 1, 1]
@@ -256,20 +258,20 @@ def test_the_longest_tenth_where_most_are_cut_short(tmp_path):
     (run / "answers.jsonl").write_text(json.dumps(row) + "\n")
     text = write_report(run)[0].read_text()
     assert "the longest tenth: from 200 tokens on" in text
-    assert f"The longest tenth holds {4 * 200 / sum(lengths):.0%} of all tokens" in text
+    assert f"The longest tenth has {4 * 200 / sum(lengths):.0%} of all tokens" in text
 
 
-def test_a_run_without_guesses(tmp_path):
-    run = read_run(made_run(tmp_path / "run", steps=3, workers=1, guesses=False))
-    w = measure(run)
-    assert w.won_s == 0 and "Nothing was guessed" in verdict(w)
+def test_a_run_without_speculation(tmp_path):
+    run = read_run(made_run(tmp_path / "run", steps=3, workers=1, speculate=False))
+    w = measure_savings(run)
+    assert w.saved_s == 0 and "Speculation was not used" in short_answer(w)
     text = page(run, w)
-    assert "No round guessed ahead." in text and "not trained" in text and "none" in text
+    assert "No round was speculative." in text and "not trained" in text and "none" in text
 
 
 def test_no_steps_one_step_and_a_run_in_progress(tmp_path):
     empty = made_run(tmp_path / "empty", steps=0, planned=9)
-    text = page(run := read_run(empty), measure(run))
+    text = page(run := read_run(empty), measure_savings(run))
     assert "no step is finished yet" in text and "rollout.samples" in text and "<figure" not in text
     one = write_report(made_run(tmp_path / "one", steps=1))[0].read_text()
     assert "finished, 1 step<" in one and "1 step took" in one and one.count("fig-lanes-") == 1
@@ -301,6 +303,23 @@ def test_a_run_from_before_there_was_a_timeline(tmp_path):
     assert "This run has no timeline." in text and "fig-reward" in text
 
 
+def test_a_run_with_metrics_of_before_they_were_renamed(tmp_path):
+    """The page, the table at the end of a resumed run, and whoever else reads the file see one name for each."""
+    run = made_run(tmp_path / "run", steps=3)
+    old = {"timing_s/end": 0.25, "drafter/every": 2.0, "drafter/thrown_away": 1.0}
+    lines = [json.dumps(row | old) + "\n" for row in rows(run).values()]
+    resumed = rows(run)[3] | {"step": 4, "timing_s/end_rollout": 0.25}
+    (run / "metrics.jsonl").write_text("".join(lines) + json.dumps(resumed) + "\n")
+    assert 'id="fig-reward"' in write_report(run)[0].read_text()
+    metrics = read_run(run).metrics
+    assert [row["timing_s/end_rollout"] for row in metrics] == [0.25] * 4 and not old.keys() & metrics[0].keys()
+    assert metrics[0]["drafter/train_interval"] == 2 and metrics[0]["drafter/skipped_steps"] == 1
+    assert read_lines(run / "metrics.jsonl")[2].keys() == metrics[2].keys()
+    console = Console(file=io.StringIO(), width=200)
+    console.print(summary(metrics, str(run)))
+    assert "end_rollout 0.25" in console.file.getvalue()
+
+
 def test_a_long_run_shows_some_of_its_steps(tmp_path):
     text = write_report(made_run(tmp_path / "run", steps=300, workers=1))[0].read_text()
     assert "The other steps (one in 3)" in text
@@ -328,7 +347,7 @@ def test_bad_input_is_one_sentence(case, tmp_path, capsys):
     run = made_run(tmp_path / "run", steps=2, workers=1)
     spoil, problem = BAD[case]
     spoil(run)
-    assert command("report", run) == 2
+    assert here("report", run) == 2
     said = capsys.readouterr().err
     assert problem in said and said.startswith("paceline: ") and said.count("\n") == 1
     assert not (run / "report.html").exists()
@@ -336,33 +355,23 @@ def test_bad_input_is_one_sentence(case, tmp_path, capsys):
 
 def test_the_command_says_where_the_page_is(tmp_path, capsys):
     run = made_run(tmp_path / "run", steps=2, workers=1)
-    assert command("report", run) == 0
+    assert here("report", run) == 0
     said = capsys.readouterr().out
     assert f"report: {run / 'report.html'}" in said and "Lost to the tail" in said and "paceline compare" in said
-    assert command("report", run, "--out", tmp_path / "page.html") == 0
+    assert here("report", run, "--out", tmp_path / "page.html") == 0
     assert (tmp_path / "page.html").read_text() == (run / "report.html").read_text()
-    assert command("report", run, "--out", tmp_path / "no" / "where.html") == 2
-
-
-def command(*words: object) -> int:
-    from paceline import cli
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["paceline", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-    return end.value.code or 0
+    assert here("report", run, "--out", tmp_path / "no" / "where.html") == 2
 
 
 def test_a_resumed_run_has_every_step_once(tmp_path, capsys):
     run = tmp_path / "run"
     words = [*QUICK, "steps=3", "rollout.samples=2", "rollout.max_tokens=20", f"run_dir={run}"]
-    assert command("train", *words) == 0
+    assert here("train", *words) == 0
     assert (run / "report.html").exists() and str(run / "report.html") in re.sub(r"\s", "", capsys.readouterr().out)
     (run / "checkpoints" / "step-000003").rename(tmp_path / "lost")  # as if killed in the third step, after step 2
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("steps: 3", "steps: 4"))
-    assert command("train", "--resume", run) == 0
+    assert here("train", "--resume", run) == 0
     spans = read_timeline(run / "timeline.json")
     assert [s.step for s in spans if s.name == UPDATE] == [1, 2, 3, 4]
     assert [row["step"] for row in map(json.loads, (run / "answers.jsonl").read_text().splitlines())] == [1, 2, 3, 4]

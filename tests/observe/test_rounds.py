@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.draft.tuner import sizes
-from paceline.observe.rounds import RoundLog, above, below, bucket, tallies
-from paceline.observe.timeline import PLAIN, PREFILL, ROLLOUT, SPECULATIVE, Span
+from paceline.observe.rounds import RoundLog
+from paceline.observe.strategy_totals import bucket_above, bucket_below, bucket_of, read_totals
+from paceline.observe.timeline import DECODE_PLAIN, DECODE_SPECULATIVE, PREFILL, ROLLOUT, Span
 from paceline.rollout.stats import RoundRecord
 
 
@@ -38,13 +39,13 @@ def test_rounds_of_a_kind_are_one_span():
     after = time.time()
     assert [(s.name, s.args.get("rounds")) for s in spans] == [
         (PREFILL, 1),
-        (PLAIN, 5),
-        (SPECULATIVE, 13),
+        (DECODE_PLAIN, 5),
+        (DECODE_SPECULATIVE, 13),
         (ROLLOUT, None),
     ]
-    guessed = spans[2]
-    assert guessed.seconds == pytest.approx(0.13) and guessed.args["tokens"] == 2 * (9 * 8 + 4 * 7)
-    assert guessed.args["batch"] == [8, 7] and (guessed.worker, guessed.step) == (2, 7)
+    speculative = spans[2]
+    assert speculative.seconds == pytest.approx(0.13) and speculative.args["tokens"] == 2 * (9 * 8 + 4 * 7)
+    assert speculative.args["batch"] == [8, 7] and (speculative.worker, speculative.step) == (2, 7)
     assert before - 1e-6 <= spans[0].end <= after + 1e-6, "by the wall clock, so that processes agree"
 
 
@@ -59,7 +60,7 @@ def test_what_could_not_be_seen_has_no_span_of_its_own():
     assert len(spans) < 80, "one plain round in sixteen is no span once the rollout is long"
     rounds = sum(s.args["rounds"] + s.args.get("interludes", 0) for s in spans[:-1])
     assert rounds == 200 * 17
-    assert sum(t.rounds for t in tallies(spans) if t.strategy == "plain") == 200, "but it is counted"
+    assert sum(t.rounds for t in read_totals(spans) if t.strategy == "plain") == 200, "but it is counted"
 
 
 def test_the_tail_is_where_fewer_than_a_quarter_decode():
@@ -69,10 +70,10 @@ def test_the_tail_is_where_fewer_than_a_quarter_decode():
 
 def test_sums_say_what_plain_decoding_would_have_needed():
     spans = logged(in_turn(("neural:5", 10, 5), ("plain", 4, 6)))
-    by = {t.strategy: t for t in tallies(spans)}
-    assert by["neural:5"].size == by["plain"].size == 6
-    assert by["neural:5"].worth == pytest.approx(20) and by["neural:5"].tokens == 100
-    assert by["plain"].median == pytest.approx(0.01) and by["plain"].seconds == pytest.approx(0.04)
+    by = {t.strategy: t for t in read_totals(spans)}
+    assert by["neural:5"].bucket == by["plain"].bucket == 6
+    assert by["neural:5"].plain_equivalent == pytest.approx(20) and by["neural:5"].tokens == 100
+    assert by["plain"].median_s == pytest.approx(0.01) and by["plain"].seconds == pytest.approx(0.04)
 
 
 def test_an_engine_that_did_nothing_writes_nothing():
@@ -93,11 +94,11 @@ def test_spans_cover_the_rollout_without_overlap(drawn):
     assert spans[0].start == pytest.approx(rollout.start) and spans[-1].end == pytest.approx(rollout.end)
     assert sum(s.args["rounds"] + s.args.get("interludes", 0) for s in spans) == len(rounds)
     assert sum(s.args["tokens"] for s in spans) == sum(r.tokens for r in rounds)
-    assert sum(t.rounds for t in tallies([rollout])) == sum(r.strategy != "prefill" for r in rounds)
+    assert sum(t.rounds for t in read_totals([rollout])) == sum(r.strategy != "prefill" for r in rounds)
 
 
 def test_batch_sizes_are_kept_apart_as_the_tuner_does():
     ladder = sizes(512)
-    assert sorted({bucket(n) for n in range(1, 513)}) == ladder
-    assert [below(n) for n in ladder[1:]] == ladder[:-1] and [above(n) for n in ladder[:-1]] == ladder[1:]
-    assert below(1) == 0
+    assert sorted({bucket_of(n) for n in range(1, 513)}) == ladder
+    assert [bucket_below(n) for n in ladder[1:]] == ladder[:-1] and [bucket_above(n) for n in ladder[:-1]] == ladder[1:]
+    assert bucket_below(1) == 0

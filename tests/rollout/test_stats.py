@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.core import Request, SamplingParams, Sequence
 from paceline.draft.suffix.drafter import SuffixDrafter
-from paceline.observe.live import guessing
+from paceline.observe.step_text import describe_speculation
 from paceline.rollout import EngineSettings, RolloutEngine
 from paceline.rollout.stops import continues, finish_reason
 from tests.rollout.reasoner import own_drafter, problems, reasoner
@@ -52,7 +52,7 @@ def test_metrics_tell_what_every_round_did():
     plain = sum(r.seconds for r in decoded if r.strategy == "plain")
     assert shares["plain"] == pytest.approx(plain / sum(r.seconds for r in rounds))
     assert engine.stats.since(before).metrics()["rollout/rounds"] > metrics["rollout/rounds"]
-    assert f"{metrics['rollout/spec_accept_length']:.2f} tokens per check" in guessing(metrics)
+    assert f"accept length {metrics['rollout/spec_accept_length']:.2f}" in describe_speculation(metrics)
 
 
 def test_a_rollout_without_guesses_has_no_acceptance():

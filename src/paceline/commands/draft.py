@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast, get_args
 
@@ -22,7 +23,7 @@ from paceline.setup.build import choose_device, find_drafter, make_sampling
 from paceline.tasks import make_task
 from paceline.tasks.tasks import choose_style
 
-HELD_OUT = 1_000_003  # added to the seed for prompts that training has not seen
+HELD_OUT_SEED = 1_000_003  # added to the seed for prompts that training has not seen
 
 
 def train_command(
@@ -43,29 +44,37 @@ def train_command(
     config, policy, tokenizer = _load(model, task, overrides)
     console = Console(highlight=False)
     started = time.perf_counter()
-    texts = generate_sequences(policy, _requests(config, policy, tokenizer, answers, 0, config.rollout.temperature))
-    tokens = sum(len(t) for t, _ in texts)
+    requests = _requests(config, policy, tokenizer, answers, 0, config.rollout.temperature)
+    sequences = generate_sequences(policy, requests)
+    tokens = sum(len(sequence) for sequence, _ in sequences)
     seconds = time.perf_counter() - started
-    console.print(f"{len(texts)} answers, {tokens:,} tokens, in {seconds:.0f} s ({tokens / seconds:,.0f} tokens/s)")
+    console.print(f"{len(sequences)} answers, {tokens:,} tokens, in {seconds:.0f} s ({tokens / seconds:,.0f} tokens/s)")
 
-    drafter = drafter_for(policy, texts, window, vocab, config.seed)
+    drafter = drafter_for(policy, sequences, window, vocab, config.seed)
     if drafter.vocab is not None:
-        console.print(f"it can guess {len(drafter.vocab):,} of {policy.config.vocab_size:,} tokens")
+        console.print(f"draft vocabulary: {len(drafter.vocab):,} of {policy.config.vocab_size:,} tokens")
+    show = _progress_printer(console, interval_s=max(2.0, 3 * minutes))
+    f = fit(drafter, sequences, 60 * minutes, cast(DraftLoss, loss), config.seed, show)
+    trained = {"policy": model, "task": task, "answers": len(sequences), "tokens": f.tokens, "steps": f.steps}
+    save_drafter(drafter, out, trained | {"loss": loss})
+    console.print(f"saved to {out}; measure its acceptance with: paceline draft eval {out} --model {model}")
+    result = {"steps": f.steps, "tokens": f.tokens, "seconds": round(f.seconds, 1), "loss": round(f.loss, 4)}
+    print(json.dumps(result | {"agree": [round(a, 4) for a in f.agree], "out": str(out)}))
+
+
+def _progress_printer(console: Console, interval_s: float) -> Callable[[Fitted], None]:
+    """Prints how training goes, at most once in so many seconds."""
     shown = time.perf_counter()
 
     def show(f: Fitted) -> None:
         nonlocal shown
-        if time.perf_counter() - shown > max(2.0, 3 * minutes):
+        if time.perf_counter() - shown > interval_s:
             shown = time.perf_counter()
-            same = " ".join(f"{a:.2f}" for a in f.agree)
-            console.print(f"{f.seconds:5.0f} s  step {f.steps}  loss {f.loss:.3f}  agrees by depth {same}")
+            agreement = " ".join(f"{a:.2f}" for a in f.agree)
+            line = f"{f.seconds:5.0f} s  step {f.steps}  loss {f.loss:.3f}  top-1 agreement by depth {agreement}"
+            console.print(line)
 
-    f = fit(drafter, texts, 60 * minutes, cast(DraftLoss, loss), config.seed, show)
-    trained = {"policy": model, "task": task, "answers": len(texts), "tokens": f.tokens, "steps": f.steps, "loss": loss}
-    save_drafter(drafter, out, trained)
-    console.print(f"saved to {out}; see how it does with: paceline draft eval {out} --model {model}")
-    result = {"steps": f.steps, "tokens": f.tokens, "seconds": round(f.seconds, 1), "loss": round(f.loss, 4)}
-    print(json.dumps(result | {"agree": [round(a, 4) for a in f.agree], "out": str(out)}))
+    return show
 
 
 def eval_command(name: str, model: str, task: str, prompts: int, overrides: list[str]) -> None:
@@ -75,24 +84,25 @@ def eval_command(name: str, model: str, task: str, prompts: int, overrides: list
         raise UserError(f"there is no drafter beside the model {model}; name its folder")
     drafter = load_drafter(folder, policy)
     console = Console(highlight=False)
-    by_depth = Table("temperature", "accept length", *(f"depth {d + 1}" for d in range(DEPTH)), box=None)
+    by_depth = Table("T", "accept length", "depth 1", *(str(d) for d in range(2, DEPTH + 1)), box=None)
     rows = []
     for temperature in (0.0, 0.6, 1.0):
-        row = examine(config, policy, tokenizer, drafter, prompts, temperature)
+        row = measure_acceptance(config, policy, tokenizer, drafter, prompts, temperature)
         rows.append(row)
-        by_depth.add_row(f"{temperature}", f"{row['accept_length']:.2f}", *(f"{h:.2f}" for h in row["holds"]))
-    console.print(f"tokens per check with chains of {DEPTH} guesses, and how often the guess at each depth holds")
+        by_depth.add_row(f"{temperature}", f"{row['accept_length']:.2f}", *(f"{rate:.2f}" for rate in row["holds"]))
+    console.print(f"accept length with chains of {DEPTH} draft tokens, and the acceptance rate at each depth")
     console.print(by_depth)
-    by_place = Table("tokens into the answer", *(f"T = {r['temperature']}" for r in rows), box=None)
+    by_position = Table("position in the answer", *(f"T = {r['temperature']}" for r in rows), box=None)
     for i, end in enumerate(POSITIONS):
         start = POSITIONS[i - 1] if i else 0
         label = f"{start} – {end}" if end < 10**9 else f"from {start}"
-        by_place.add_row(label, *("-" if (v := r["by_position"][i]) is None else f"{v:.2f}" for r in rows))
-    console.print(by_place)
+        by_position.add_row(label, *("-" if (v := r["by_position"][i]) is None else f"{v:.2f}" for r in rows))
+    console.print("accept length by position")
+    console.print(by_position)
     print(json.dumps({"drafter": str(folder), "prompts": prompts, "rows": rows}))
 
 
-def examine(
+def measure_acceptance(
     config: Config,
     policy: Decoder,
     tokenizer: Tokenizer,
@@ -101,8 +111,8 @@ def examine(
     temperature: float,
     depth: int = DEPTH,
 ) -> dict:
-    """Answer held-out prompts with chains of guesses, and count those that hold."""
-    requests = _requests(config, policy, tokenizer, prompts, HELD_OUT, temperature)
+    """Answer held-out prompts with chains of draft tokens, and count those that are accepted."""
+    requests = _requests(config, policy, tokenizer, prompts, HELD_OUT_SEED, temperature)
     return {"temperature": temperature} | count_accepted(drafter, requests, depth)
 
 

@@ -91,7 +91,7 @@ def export_command(what: str, out: Path, policy: bool, **options: Any) -> None:
 
 def _measure(source: Source, drafter: Path, prompts: int, depth: int, settings: list[str]) -> Measured:
     """Answer prompts of the run's task with what was just written."""
-    from paceline.commands.draft import examine
+    from paceline.commands.draft import measure_acceptance
 
     policy_path = str(source.policy)
     model = "embedded" if source.policy == EMBEDDED else policy_path
@@ -100,7 +100,7 @@ def _measure(source: Source, drafter: Path, prompts: int, depth: int, settings: 
     policy = load_model(policy_path, config.model.dtype, choose_device(config.model.device))
     tokenizer = load_tokenizer(policy_path)
     brought = load_drafter(drafter, policy)
-    rows = [examine(config, policy, tokenizer, brought, prompts, t, depth) for t in TEMPERATURES]
+    rows = [measure_acceptance(config, policy, tokenizer, brought, prompts, t, depth) for t in TEMPERATURES]
     generated = config.task.name == "countdown" or config.task.name.startswith("gym:")  # others are visited in full
     return Measured(describe_task(config), generated, prompts, depth, rows)
 

@@ -1,4 +1,4 @@
-"""Where the time of a step goes."""
+"""The seconds of a step, by part."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 
 class Clock:
-    """Where the time of a step went; `on_part` hears of each part when it is over."""
+    """Times the parts of a step; `on_part(name, seconds)` is called when one is over."""
 
     def __init__(self, on_part: Callable[[str, float], None] | None = None) -> None:
         self.on_part = on_part
         self.started = time.perf_counter()
         self.parts: dict[str, float] = {}
+        """Seconds by part, named as in the metrics: `timing_s/PART`."""
 
     @property
     def elapsed(self) -> float:
@@ -23,7 +24,7 @@ class Clock:
         return _Part(self, name)
 
     def metrics(self, tokens: int) -> dict[str, float]:
-        """Of a step that wrote so many tokens."""
+        """Of a step whose answers have so many tokens."""
         step = self.elapsed
         parts = {f"timing_s/{name}": seconds for name, seconds in self.parts.items()}
         rates = {"perf/throughput": tokens / step, "rollout/tok_s": tokens / max(self.parts["gen"], 1e-9)}
@@ -32,13 +33,15 @@ class Clock:
 
 class _Part:
     def __init__(self, clock: Clock, name: str):
-        self.clock, self.name = clock, name
+        self.clock = clock
+        self.name = name
 
     def __enter__(self) -> None:
         self.started = time.perf_counter()
 
     def __exit__(self, *_: Any) -> None:
-        seconds, parts = time.perf_counter() - self.started, self.clock.parts
+        seconds = time.perf_counter() - self.started
+        parts = self.clock.parts
         parts[self.name] = parts.get(self.name, 0.0) + seconds
         if self.clock.on_part:
             self.clock.on_part(self.name, seconds)

@@ -1,4 +1,4 @@
-"""What this machine has, and which parts of Paceline will use it."""
+"""`paceline doctor`: the hardware and packages of this machine, and what Paceline uses them for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from paceline.setup.machine import machine_memory
 
-OPTIONAL = {
+OPTIONAL_PACKAGES = {
     "ray": ("workers on several machines", "paceline[ray]"),
     "trl": ("use inside TRL", "paceline[trl]"),
     "math_verify": ("the math reward", "paceline[math]"),
@@ -27,22 +27,23 @@ OPTIONAL = {
 
 @dataclass(frozen=True)
 class Finding:
-    what: str
+    name: str
     found: str
-    so: str
+    used_for: str
     good: bool = True
 
 
-def examine() -> list[Finding]:
+def check_machine() -> list[Finding]:
     return [*_machine(), *_gpus(), *_packages()]
 
 
 def _machine() -> list[Finding]:
-    threads, free = torch.get_num_threads(), shutil.disk_usage(".").free / 1e9
+    threads = torch.get_num_threads()
+    free = shutil.disk_usage(".").free / 1e9
     memory = machine_memory() / 1e9
     return [
         Finding("python", platform.python_version(), "runs Paceline"),
-        Finding("torch", torch.__version__, "decoder, engine, learner"),
+        Finding("torch", torch.__version__, "policy, rollout engine, learner"),
         Finding(
             "CPU",
             f"{os.cpu_count()} cores, {threads} threads",
@@ -59,12 +60,12 @@ def _gpus() -> list[Finding]:
     out = []
     for i in range(torch.cuda.device_count()):
         p = torch.cuda.get_device_properties(i)
-        name = f"{p.name}, {p.total_memory / 1e9:.0f} GB, {p.multi_processor_count} processors"
+        name = f"{p.name}, {p.total_memory / 1e9:.0f} GB, {p.multi_processor_count} SMs"
         bf16 = torch.cuda.is_bf16_supported()
-        out.append(Finding(f"GPU {i}", name, "bfloat16, decode graphs" if bf16 else "no bfloat16: use float32", bf16))
+        out.append(Finding(f"GPU {i}", name, "bfloat16, CUDA graphs" if bf16 else "no bfloat16: use float32", bf16))
     try:
         version = importlib.metadata.version("triton")
-        out.append(Finding("triton", version, "paged attention on the GPU"))
+        out.append(Finding("triton", version, "kernels on the GPU: paged attention, sampling, matmuls"))
     except importlib.metadata.PackageNotFoundError:
         out.append(Finding("triton", "missing", "needed on a GPU: pip install triton", False))
     return out
@@ -72,7 +73,7 @@ def _gpus() -> list[Finding]:
 
 def _packages() -> list[Finding]:
     out = []
-    for module, (use, extra) in OPTIONAL.items():
+    for module, (use, extra) in OPTIONAL_PACKAGES.items():
         try:
             # Found is not enough: a package can be there and broken.
             importlib.import_module(module)

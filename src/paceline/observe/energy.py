@@ -1,4 +1,4 @@
-"""What a GPU has drawn, by NVML's own counter: joules since the driver was loaded."""
+"""Energy that a GPU has used, by NVML's counter: joules since the driver was loaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 class EnergyMeter:
     def __init__(self, device: torch.device):
-        """Reads nothing but None where there is no GPU, no NVML, or no counter."""
+        """`joules` is None where there is no GPU, no NVML, or no counter."""
         self._handle = None
         if device.type != "cuda":
             return
@@ -19,8 +19,8 @@ class EnergyMeter:
             pynvml.nvmlInit()
             # By its PCI address: the driver's order of devices need not be CUDA's.
             properties = torch.cuda.get_device_properties(device)
-            domain, bus, place = (getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device"))
-            address = f"{domain:08x}:{bus:02x}:{place:02x}.0"
+            domain, bus, number = (getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device"))
+            address = f"{domain:08x}:{bus:02x}:{number:02x}.0"
             self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(address.encode())
             self._read = lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000
             self._read()
@@ -28,7 +28,7 @@ class EnergyMeter:
             self._handle = None
 
     def joules(self) -> float | None:
-        """Since some moment in the past: take differences."""
+        """Since the driver was loaded: take differences (`spent`)."""
         return self._read() if self._handle is not None else None
 
 

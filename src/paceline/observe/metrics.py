@@ -13,6 +13,13 @@ from paceline.errors import UserError
 from paceline.files import reading
 from paceline.files.writing import append_text, write_aside
 
+RENAMED_METRICS = {
+    "timing_s/end": "timing_s/end_rollout",
+    "drafter/every": "drafter/train_interval",
+    "drafter/thrown_away": "drafter/skipped_steps",
+}
+"""Names in runs of earlier versions, and what `read_lines` calls them."""
+
 
 class MetricsLog:
     def __init__(self, folder: Path, tensorboard: bool, wandb: str | None, trackio: str | None, config: dict[str, Any]):
@@ -39,7 +46,8 @@ def append_line(file: Path, values: dict[str, Any]) -> None:
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The rows of `metrics.jsonl`, numbers all; NaN where a number was not finite."""
+    """The rows of `metrics.jsonl`, all values numbers, under the names of this version; NaN where a number was not
+    finite."""
     rows = []
     for number, (_, row) in enumerate(read_rows(file), 1):
         for name, value in row.items():
@@ -47,14 +55,23 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
                 raise UserError(
                     f"'{reading.shorten(name)}' of row {number} of {file} is not a number; fix or remove that line"
                 )
-        rows.append({name: math.nan if value is None else value for name, value in row.items()})
+        rows.append({current_name(name): math.nan if value is None else value for name, value in row.items()})
     return rows
 
 
+def speculating(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps that had speculative rounds: only they have an accept length."""
+    return [row for row in rows if row.get("rollout/spec_rounds")]
+
+
+def current_name(metric: str) -> str:
+    return RENAMED_METRICS.get(metric, metric)
+
+
 def read_rows(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The lines of a log, as they stand in the file and as what they say: each an object with its step. A kill can
-    leave half a line at the end, which is passed over; any other line that is damaged is an error, because whoever goes
-    on would lose it, and whoever looks would get wrong numbers without a word."""
+    """The lines of a log, raw and parsed: each an object with its step. A kill can leave half a line at the end, which
+    is skipped; any other damaged line is an error, because a resumed run would lose it and a reader would get wrong
+    numbers without a word."""
     if not os.path.lexists(file):
         return
     lines = reading.read_lines(reading.inside(file.parent, file.name))
@@ -74,7 +91,7 @@ def read_rows(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def cut_lines(file: Path, last_step: int) -> None:
-    """Forget what was written after `last_step`, so that a resumed run writes it again."""
+    """Drop the lines after `last_step`: a resumed run writes them again."""
     if os.path.lexists(file):
         write_aside(file, (line.rstrip(b"\n") + b"\n" for line, row in read_rows(file) if row["step"] <= last_step))
 

@@ -1,4 +1,4 @@
-"""What every worker did when: `RUN/timeline.json`, a Chrome trace that Perfetto opens and the report draws.
+"""The spans of every worker over time: `RUN/timeline.json`, a Chrome trace that Perfetto opens and the report draws.
 
 The file is a JSON array with one event per line. The closing bracket is written when the run has ended, so a run that
 was killed leaves an array without its end; trace viewers accept that, and so does `read_timeline`.
@@ -19,18 +19,27 @@ from paceline.errors import UserError
 from paceline.files import reading
 from paceline.files.writing import append_text, write_aside
 
-PREFILL, PLAIN, SPECULATIVE = "prefill", "decode plain", "decode speculative"
-IDLE, TRAIN, MERGE, REWARD, UPDATE, SAVE = "idle", "train drafter", "merge drafter", "reward", "update", "save"
+# Names of spans, in the order of a step.
+PREFILL = "prefill"
+DECODE_PLAIN = "decode plain"
+DECODE_SPECULATIVE = "decode speculative"
+IDLE = "idle"
+TRAIN = "train drafter"
+MERGE = "merge drafter"
+REWARD = "reward"
+UPDATE = "update"
+SAVE = "save"
 LOST = "lost"
-"""From when a worker was missed until it took part again."""
+"""From when a worker stopped answering until it took part again."""
 ROLLOUT = "rollout"
-"""Encloses the rounds of one rollout and says what they came to (see `rounds.py`)."""
+"""Encloses the rounds of one rollout; its arguments are their sums (see `rounds.py`)."""
 
 PROCESS = 1  # viewers give process 0 and thread 0 a meaning of their own
 
 
 class Span(NamedTuple):
-    """A worker was busy with one thing. A plain tuple, so that workers can send it to whoever writes the file."""
+    """A worker did one thing for a while. A plain tuple, so that workers can send it to the process that writes the
+    file."""
 
     worker: int
     name: str
@@ -47,8 +56,8 @@ class Span(NamedTuple):
 
 class Timeline:
     def __init__(self, file: Path, last_step: int = 0):
-        """Goes on with the file if there is one, behind its last event: what came after `last_step` is forgotten,
-        because a resumed run makes it again, and the time in which nothing ran is left out."""
+        """Appends to the file if there is one. Spans after `last_step` are dropped, because a resumed run makes them
+        again, and the time in which nothing ran is left out."""
         self.file = file
         kept = [span for span in read_timeline(file) if span.step <= last_step]
         self._zero = time.time() - max((span.end for span in kept), default=0.0)
@@ -74,7 +83,8 @@ class Timeline:
     def _lines(self, span: Span) -> list[str]:
         """The event of a span, and its lane's name before the first one. Both ends are rounded, not the length, so that
         spans that touch or enclose each other still do."""
-        begin, end = round(span.start * 1e6), round(span.end * 1e6)
+        begin = round(span.start * 1e6)
+        end = round(span.end * 1e6)
         event = {"name": span.name, "ph": "X", "pid": PROCESS, "tid": span.worker + 1, "ts": begin, "dur": end - begin}
         lines = [json.dumps(event | {"args": {"step": span.step} | span.args}, ensure_ascii=False)]
         if span.worker not in self._named:
@@ -86,12 +96,12 @@ class Timeline:
 
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 Count = Annotated[int, Field(ge=0, le=2**62)]
-Number = Annotated[int | float, Field(ge=0, le=1e12)]
-Sums = Annotated[list[Number], Field(min_length=5, max_length=5)]
+TotalsRow = Annotated[list[Annotated[int | float, Field(ge=0, le=1e12)]], Field(min_length=5, max_length=5)]
+"""The fields of `StrategyTotals` from `rounds` on."""
 
 
-class Args(TypedDict, total=False):
-    """What is known of a span besides its time (see `rounds.py`); others may add to it."""
+class SpanArgs(TypedDict, total=False):
+    """The arguments of a span (see `rounds.py`); other programs may add their own."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     step: Count
@@ -99,10 +109,10 @@ class Args(TypedDict, total=False):
     tokens: Count
     batch: Annotated[list[Count], Field(min_length=2, max_length=2)]
     tail_s: Seconds
-    strategies: dict[str, dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Sums]]
+    strategies: dict[str, dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], TotalsRow]]
 
 
-class Event(TypedDict):
+class TraceEvent(TypedDict):
     """A span as the file has it; times in microseconds."""
 
     __pydantic_config__ = ConfigDict(extra="ignore")  # type: ignore[misc]
@@ -111,15 +121,15 @@ class Event(TypedDict):
     tid: Annotated[int, Field(ge=1, le=2**20)]
     ts: Annotated[float, Field(ge=0, le=1e18)]
     dur: Annotated[float, Field(ge=0, le=1e18)]
-    args: Args
+    args: SpanArgs
 
 
-_EVENT = reading.checker(Event)
+_EVENT = reading.checker(TraceEvent)
 
 
 def read_timeline(file: Path) -> list[Span]:
-    """All spans, whether or not the file has its end; none if there is no file. Times are since the run began. Half a
-    line at the end is passed over, any other that is damaged is an error."""
+    """All spans, whether or not the file has its closing bracket; none if there is no file. Times are since the run
+    began. Half a line at the end is skipped, any other damaged line is an error."""
     if not os.path.lexists(file):
         return []
     spans = []
@@ -143,6 +153,7 @@ def read_timeline(file: Path) -> list[Span]:
         if "step" not in args:
             raise UserError(f"{where} has no step; fix or remove that line")
         step = args.pop("step")
-        start, seconds = checked["ts"] / 1e6, checked["dur"] / 1e6
+        start = checked["ts"] / 1e6
+        seconds = checked["dur"] / 1e6
         spans.append(Span(checked["tid"] - 1, checked["name"], start, seconds, step, args))
     return spans

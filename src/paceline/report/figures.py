@@ -1,4 +1,4 @@
-"""The figures of the report, each from a run to SVG; an empty text where there is nothing to draw."""
+"""The figures of the report, each a function from a run to SVG; an empty string where there is nothing to draw."""
 
 from __future__ import annotations
 
@@ -6,16 +6,33 @@ import json
 import math
 from collections import defaultdict
 
-from paceline.observe.rounds import Tally, below, tallies
+from paceline.observe.strategy_totals import StrategyTotals, bucket_below, read_totals
 from paceline.report.picture import strategy_colours
 from paceline.report.rundata import RunData
-from paceline.report.svg import COLOURS, Frame, axes, dot, legend, lines, number, rect, room, rule, svg, text, ticks
+from paceline.report.svg import (
+    PALETTE,
+    PICTURE_WIDTH,
+    Frame,
+    axes,
+    axis_range,
+    dot,
+    legend,
+    lines,
+    number,
+    rect,
+    rule,
+    svg,
+    text,
+    ticks,
+)
 
-WIDTH, LEFT, TOP = 860, 60, 34
-MANY = 80  # steps beyond which points are not drawn, only felt
-BARS = 40
-PER_LABEL = 30  # picture points between labels that would run into each other
-TAIL = "#d0672b"
+FIGURE_LEFT = 60
+FIGURE_TOP = 34
+PLOT_WIDTH = PICTURE_WIDTH - FIGURE_LEFT - 24
+MAX_VISIBLE_DOTS = 80  # steps; with more, dots are transparent and only carry their tooltips
+HISTOGRAM_BARS = 40
+LABEL_SPACING = 30  # picture points that a label of a few letters needs
+TAIL_COLOUR = "#d0672b"
 
 
 def reward_curve(run: RunData) -> str:
@@ -28,31 +45,37 @@ def length_curves(run: RunData) -> str:
 
 
 def accept_curve(run: RunData) -> str:
-    """Only steps with guesses have a value; where a new drafter came in, a line is drawn: behind the step that
-    published it, before the first one that used it."""
+    """Steps with speculative rounds have a value. A dashed line is a new version of the drafter: between the step that
+    published it and the first one that used it."""
     name = "rollout/spec_accept_length"
-    guessed = [row for row in run.metrics if row.get("rollout/spec_rounds")]
-    if not guessed:
+    rows = run.speculating
+    if not rows:
         return ""
-    frame = _frame(run, [row.get(name, math.nan) for row in guessed], from_zero=False, top=TOP + 14)
-    marks, labelled = [text(LEFT, 20, "tokens per check", faint=True)], -math.inf
+    frame = _frame(run, [row.get(name, math.nan) for row in rows], from_zero=False, top=FIGURE_TOP + 14)
+    title = text(FIGURE_LEFT, 20, "accept length (tokens)", faint=True)
+    return _curves(run, {name: "accept length"}, "", frame=frame, rows=rows, extra=title + _versions(run, frame))
+
+
+def _versions(run: RunData, frame: Frame) -> str:
+    """A line for each version of the drafter that was published, labelled where there is space."""
+    marks = []
+    labelled = -math.inf
     for row in run.metrics:
         if row.get("drafter/published"):
             x = frame.x(min(row["step"] + 0.5, frame.x1))
             marks.append(rule(x, frame.top, x, frame.bottom, 0.45, dash="4 3"))
-            if x - labelled > PER_LABEL:
-                marks.append(
-                    text(x, frame.top - 4, f"v{row.get('drafter/version', math.nan):g}", anchor="middle", faint=True)
-                )
+            if x - labelled > LABEL_SPACING:
+                version = f"v{row.get('drafter/version', math.nan):g}"
+                marks.append(text(x, frame.top - 4, version, anchor="middle", faint=True))
                 labelled = x
-    return _curves(run, {name: "tokens per check"}, "", frame=frame, rows=guessed, extra="".join(marks))
+    return "".join(marks)
 
 
-def _frame(run: RunData, values: list[float], from_zero: bool, top: float = TOP) -> Frame:
+def _frame(run: RunData, values: list[float], from_zero: bool, top: float = FIGURE_TOP) -> Frame:
     steps = [row["step"] for row in run.metrics]
-    low, high = room(values, from_zero)
-    air = 0.5 if len(steps) == 1 else 0.0
-    return Frame(LEFT, top, WIDTH - LEFT - 24, 180, steps[0] - air, steps[-1] + air, low, high)
+    low, high = axis_range(values, from_zero)
+    margin = 0.5 if len(steps) == 1 else 0.0
+    return Frame(FIGURE_LEFT, top, PLOT_WIDTH, 180, steps[0] - margin, steps[-1] + margin, low, high)
 
 
 def _curves(
@@ -71,61 +94,74 @@ def _curves(
     frame = frame or _frame(run, values, from_zero)
     steps = [s for s in ticks(frame.x0, frame.x1, 12, whole=True) if s == round(s)]
     parts = [axes(frame, "step", steps, ticks(frame.y0, frame.y1, 5), unit), extra]
-    for colour, (name, label) in zip(COLOURS[1:], names.items(), strict=False):
-        points: list[tuple[float, float] | None] = []
-        dots = []
-        for row in rows:
-            value = row.get(name, math.nan)
-            if not math.isfinite(value):
-                points.append(None)
-                continue
-            x, y = frame.x(row["step"]), frame.y(value)
-            points.append((x, y))
-            data = f' data-metric="{name}" data-step="{row["step"]}" data-value="{json.dumps(value)}"'
-            faint = ' fill-opacity="0"' if len(rows) > MANY else ""
-            dots.append(dot(x, y, colour, 3, f"step {row['step']}: {label} {number(value)}", data + faint))
-        parts += [lines(points, colour), *dots]
-    entries = {label: colour for colour, label in zip(COLOURS[1:], names.values(), strict=False)}
+    for colour, (name, label) in zip(PALETTE[1:], names.items(), strict=False):
+        parts.append(_curve(frame, rows, name, label, colour))
+    entries = {label: colour for colour, label in zip(PALETTE[1:], names.values(), strict=False)}
     height = frame.bottom + 46
     if len(entries) > 1:
-        names_below, end = legend(entries, LEFT, height + 10, WIDTH - 24)
+        names_below, end = legend(entries, FIGURE_LEFT, height + 10, PICTURE_WIDTH - 24)
         parts.append(names_below)
         height = end + 14
-    return svg(WIDTH, height, "".join(parts), f"{', '.join(names.values())} over steps")
+    return svg(PICTURE_WIDTH, height, "".join(parts), f"{', '.join(names.values())} over steps")
+
+
+def _curve(frame: Frame, rows: list[dict[str, float]], name: str, label: str, colour: str) -> str:
+    """One metric over steps, broken where it is not finite."""
+    points: list[tuple[float, float] | None] = []
+    dots = []
+    for row in rows:
+        value = row.get(name, math.nan)
+        if not math.isfinite(value):
+            points.append(None)
+            continue
+        x, y = frame.x(row["step"]), frame.y(value)
+        points.append((x, y))
+        data = f' data-metric="{name}" data-step="{row["step"]}" data-value="{json.dumps(value)}"'
+        hidden = ' fill-opacity="0"' if len(rows) > MAX_VISIBLE_DOTS else ""
+        dots.append(dot(x, y, colour, 3, f"step {row['step']}: {label} {number(value)}", data + hidden))
+    return "".join([lines(points, colour), *dots])
 
 
 def histogram(run: RunData) -> str:
-    """How long the answers of the run are, with the longest tenth in another colour."""
+    """Answers of the run by length, with the longest tenth in another colour."""
     lengths = run.lengths
     if not lengths:
         return ""
     longest = longest_tenth(lengths)
-    edge = longest[0]
-    size = max(1, math.ceil(max(lengths) / BARS))
-    count = max(lengths) // size + 1
-    both, tail = [0] * count, [0] * count
+    width = max(1, math.ceil(max(lengths) / HISTOGRAM_BARS))  # tokens per bar
+    count = max(lengths) // width + 1
+    total = [0] * count
+    tail = [0] * count
     for n in lengths:
-        both[n // size] += 1
+        total[n // width] += 1
     for n in longest:
-        tail[n // size] += 1
-    body = [b - t for b, t in zip(both, tail, strict=True)]
-    most = max(both)
-    frame = Frame(LEFT, TOP, WIDTH - LEFT - 24, 180, 0.0, count * size, 0.0, most * 1.05)
-    x_ticks, y_ticks = ticks(0, frame.x1, 10, whole=True), ticks(0, most, 5, whole=True)
-    parts = [axes(frame, "tokens per answer", x_ticks, y_ticks, "answers")]
-    wide = frame.width / count
-    for i, (low, high) in enumerate(zip(body, tail, strict=True)):
-        title = f"{low + high:,} answers of {i * size} to {(i + 1) * size - 1} tokens"
-        x, middle, top = frame.x(i * size) + 0.5, frame.y(low), frame.y(low + high)
-        if low:
-            parts.append(rect(x, middle, wide - 1, frame.bottom - middle, COLOURS[1], title))
-        if high:
-            parts.append(rect(x, top, wide - 1, middle - top, TAIL, title))
-    at = frame.x(edge)
-    parts.append(rule(at, frame.top - 6, at, frame.bottom, 0.7, dash="4 3"))
-    anchor, shift = ("end", -6) if at > frame.left + frame.width * 0.6 else ("start", 6)
-    parts.append(text(at + shift, frame.top + 4, f"the longest tenth: from {number(edge)} tokens on", anchor=anchor))
-    return svg(WIDTH, frame.bottom + 46, "".join(parts), "histogram of answer lengths")
+        tail[n // width] += 1
+    frame = Frame(FIGURE_LEFT, FIGURE_TOP, PLOT_WIDTH, 180, 0.0, count * width, 0.0, max(total) * 1.05)
+    y_ticks = ticks(0, max(total), 5, whole=True)
+    parts = [axes(frame, "tokens per answer", ticks(0, frame.x1, 10, whole=True), y_ticks, "answers")]
+    for i in range(count):
+        parts.append(_histogram_bar(frame, i * width, width, total[i], tail[i]))
+    edge = frame.x(longest[0])
+    parts.append(rule(edge, frame.top - 6, edge, frame.bottom, 0.7, dash="4 3"))
+    anchor, shift = ("end", -6) if edge > frame.left + frame.width * 0.6 else ("start", 6)
+    label = f"the longest tenth: from {number(longest[0])} tokens on"
+    parts.append(text(edge + shift, frame.top + 4, label, anchor=anchor))
+    return svg(PICTURE_WIDTH, frame.bottom + 46, "".join(parts), "histogram of answer lengths")
+
+
+def _histogram_bar(frame: Frame, start: int, width: int, total: int, tail: int) -> str:
+    """Answers of `start` to `start + width - 1` tokens; those of the longest tenth on top."""
+    title = f"{total:,} answers of {start} to {start + width - 1} tokens"
+    x = frame.x(start) + 0.5
+    wide = frame.x(start + width) - frame.x(start) - 1
+    middle = frame.y(total - tail)
+    top = frame.y(total)
+    parts = []
+    if total > tail:
+        parts.append(rect(x, middle, wide, frame.bottom - middle, PALETTE[1], title))
+    if tail:
+        parts.append(rect(x, top, wide, middle - top, TAIL_COLOUR, title))
+    return "".join(parts)
 
 
 def longest_tenth(lengths: list[int]) -> list[int]:
@@ -139,43 +175,52 @@ def tail_token_share(lengths: list[int]) -> float:
 
 
 def strategy_bars(run: RunData) -> str:
-    """By batch size, which share of the decoding time went to which strategy."""
-    by_size: dict[int, dict[str, list[Tally]]] = defaultdict(lambda: defaultdict(list))
-    for t in tallies(run.spans):
-        by_size[t.size][t.strategy].append(t)
-    if not by_size:
+    """For each bucket of batch sizes, the share of the decoding time that each strategy took."""
+    by_bucket: dict[int, dict[str, list[StrategyTotals]]] = defaultdict(lambda: defaultdict(list))
+    for totals in read_totals(run.spans):
+        by_bucket[totals.bucket][totals.strategy].append(totals)
+    if not by_bucket:
         return ""
-    colours = strategy_colours({name for by in by_size.values() for name in by})
-    frame = Frame(LEFT, TOP + 20, WIDTH - LEFT - 24, 220, 0.0, len(by_size), 0.0, 100.0)
-    parts = [axes(frame, "texts decoding at the same time", [], [0, 25, 50, 75, 100])]
-    parts.append(text(LEFT, 20, "% of decoding time; above each bar, its seconds", faint=True))
-    wide = frame.width / len(by_size)
-    for i, size in enumerate(sorted(by_size)):
-        by = by_size[size]
-        whole = sum(t.seconds for group in by.values() for t in group)
-        bottom = 0.0
-        for name in colours:
-            group = by.get(name, [])
-            seconds, tokens = sum(t.seconds for t in group), sum(t.tokens for t in group)
-            if not seconds:
-                continue
-            share = 100 * seconds / whole
-            title = (
-                f"{name} at {_sizes(size)}: {share:.0f} % of {whole:.2f} s, "
-                f"{sum(t.rounds for t in group):,} rounds, {tokens / seconds:,.0f} tokens/s"
-            )
-            y = frame.y(bottom + share)
-            data = f' data-strategy="{name}" data-size="{size}" data-seconds="{seconds:.6f}"'
-            parts.append(rect(frame.x(i) + wide * 0.1, y, wide * 0.8, frame.y(bottom) - y, colours[name], title, data))
-            bottom += share
-        middle = frame.x(i + 0.5)
-        parts.append(text(middle, frame.bottom + 18, _sizes(size), anchor="middle", faint=True))
-        if wide > PER_LABEL:
-            parts.append(text(middle, frame.top - 6, f"{number(whole)} s", anchor="middle", faint=True))
-    names, end = legend(colours, LEFT, frame.bottom + 60, WIDTH - 24)
-    return svg(WIDTH, end + 14, "".join(parts) + names, "share of decoding time by strategy and batch size")
+    colours = strategy_colours({name for by in by_bucket.values() for name in by})
+    frame = Frame(FIGURE_LEFT, FIGURE_TOP + 20, PLOT_WIDTH, 220, 0.0, len(by_bucket), 0.0, 100.0)
+    parts = [axes(frame, "batch size (sequences decoding at the same time)", [], [0, 25, 50, 75, 100])]
+    parts.append(text(FIGURE_LEFT, 20, "% of decoding time; above each bar, its seconds", faint=True))
+    for i, bucket in enumerate(sorted(by_bucket)):
+        parts.append(_strategy_bar(frame, i, bucket, by_bucket[bucket], colours))
+    names, end = legend(colours, FIGURE_LEFT, frame.bottom + 60, PICTURE_WIDTH - 24)
+    return svg(PICTURE_WIDTH, end + 14, "".join(parts) + names, "share of decoding time by strategy and batch size")
 
 
-def _sizes(size: int) -> str:
-    first = below(size) + 1
-    return str(size) if first == size else f"{first}–{size}"
+def _strategy_bar(
+    frame: Frame, i: int, bucket: int, by_strategy: dict[str, list[StrategyTotals]], colours: dict[str, str]
+) -> str:
+    """The `i`th bar, of one bucket of batch sizes."""
+    width = frame.x(1) - frame.x(0)
+    sizes = _sizes(bucket)
+    whole = sum(t.seconds for totals in by_strategy.values() for t in totals)
+    bottom = 0.0
+    parts = []
+    for name in colours:
+        totals = by_strategy.get(name, [])
+        seconds = sum(t.seconds for t in totals)
+        if not seconds:
+            continue
+        share = 100 * seconds / whole
+        rate = sum(t.tokens for t in totals) / seconds
+        rounds = sum(t.rounds for t in totals)
+        title = f"{name} at {sizes}: {share:.0f} % of {whole:.2f} s, {rounds:,} rounds, {rate:,.0f} tokens/s"
+        y = frame.y(bottom + share)
+        data = f' data-strategy="{name}" data-bucket="{bucket}" data-seconds="{seconds:.6f}"'
+        parts.append(rect(frame.x(i) + width * 0.1, y, width * 0.8, frame.y(bottom) - y, colours[name], title, data))
+        bottom += share
+    middle = frame.x(i + 0.5)
+    parts.append(text(middle, frame.bottom + 18, sizes, anchor="middle", faint=True))
+    if width > LABEL_SPACING:
+        parts.append(text(middle, frame.top - 6, f"{number(whole)} s", anchor="middle", faint=True))
+    return "".join(parts)
+
+
+def _sizes(bucket: int) -> str:
+    """The batch sizes of a bucket: "5–6"."""
+    first = bucket_below(bucket) + 1
+    return str(bucket) if first == bucket else f"{first}–{bucket}"

@@ -1,7 +1,7 @@
-"""Workers that were lost in a run, and whether they came back.
+"""Workers that were lost in a run, and whether they were replaced.
 
-The metrics say in which steps workers were lost (`cluster/lost`). Of one that came back the timeline has a span from
-when it was missed; of one that did not, it shows that it had no part in the updates from then on."""
+The metrics say in which steps workers were lost (`cluster/lost`). For one that came back the timeline has a span from
+when it stopped answering; one that did not come back has no span in the updates from then on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from paceline.observe.timeline import LOST, UPDATE
 from paceline.report.rundata import RunData
 
-MOST = 10**4  # workers that a step can have lost
-MANY = 4  # losses of which each gets a sentence
+MAX_LOST = 10**4  # workers that a step can have lost: a larger number is damage
+MAX_DESCRIBED = 4  # losses; more are told in one sentence
 
 
 @dataclass(frozen=True)
@@ -22,47 +22,56 @@ class WorkerLoss:
     back: int | None = None
     """The step in which it took part again."""
     seconds: float = 0.0
-    """Until then."""
+    """From when it stopped answering until then."""
 
 
 def find_losses(run: RunData) -> list[WorkerLoss]:
-    lost = {row["step"]: row.get("cluster/lost", 0.0) for row in run.metrics}
-    left = {step: int(count) for step, count in lost.items() if 1 <= count <= MOST}  # NaN is neither
-    struck = sorted(left)
+    counts = {row["step"]: row.get("cluster/lost", 0.0) for row in run.metrics}
+    unexplained = {step: int(count) for step, count in counts.items() if 1 <= count <= MAX_LOST}  # NaN is neither
+    loss_steps = sorted(unexplained)
+    losses = _that_returned(run, loss_steps)
+    for loss in losses:
+        unexplained[loss.step] = unexplained.get(loss.step, 0) - 1
+    updated: dict[int, set[int]] = {}  # workers that took part in the update of each step
+    for span in run.spans:
+        if span.name == UPDATE:
+            updated.setdefault(span.step, set()).add(span.worker)
+    for step in loss_steps:
+        away = {loss.worker for loss in losses if loss.step <= step and (loss.back is None or step < loss.back)}
+        gone: set[int] = set()
+        if updated:
+            after = updated.get(step + 1, updated.get(step, set()))
+            gone = updated.get(step - 1, set(run.workers)) - after - away
+        named = sorted(gone)[: max(0, unexplained[step])]
+        losses += [WorkerLoss(worker, step) for worker in named]
+        if not away:  # one that is away already may be lost once more while it restarts
+            losses += [WorkerLoss(None, step)] * (unexplained[step] - len(named))
+    return sorted(losses, key=lambda loss: (loss.step, loss.worker if loss.worker is not None else -1))
+
+
+def _that_returned(run: RunData, loss_steps: list[int]) -> list[WorkerLoss]:
+    """A loss for each span of a lost worker, in the step of the metrics that is nearest to its beginning."""
     ends: dict[int, float] = {}
-    part: dict[int, set[int]] = {}  # who took part in the update of each step
     for span in run.spans:
         if span.name != LOST:
             ends[span.step] = max(span.end, ends.get(span.step, 0.0))
-        if span.name == UPDATE:
-            part.setdefault(span.step, set()).add(span.worker)
-    out = []
+    losses = []
     for span in run.spans:
         if span.name == LOST:
             begun = next((step for step in sorted(ends) if ends[step] >= span.start), span.step)
-            step = min(struck, key=lambda n: (abs(n - begun), n), default=begun)
-            out.append(WorkerLoss(span.worker, step, span.step, span.seconds))
-            left[step] = left.get(step, 0) - 1
-    for step in struck:
-        away = {loss.worker for loss in out if loss.step <= step and (loss.back is None or step < loss.back)}
-        gone: set[int] = set()
-        if part:
-            after = part.get(step + 1, part.get(step, set()))
-            gone = part.get(step - 1, set(run.workers)) - after - away
-        named = sorted(gone)[: max(0, left[step])]
-        out += [WorkerLoss(worker, step) for worker in named]
-        if not away:  # one that is away already may be lost once more on its way back
-            out += [WorkerLoss(None, step)] * (left[step] - len(named))
-    return sorted(out, key=lambda loss: (loss.step, loss.worker if loss.worker is not None else -1))
+            step = min(loss_steps, key=lambda n: (abs(n - begun), n), default=begun)
+            losses.append(WorkerLoss(span.worker, step, span.step, span.seconds))
+    return losses
 
 
 def describe_losses(losses: list[WorkerLoss]) -> list[str]:
-    """In words."""
-    if len(losses) <= MANY:
+    """In sentences."""
+    if len(losses) <= MAX_DESCRIBED:
         return [_describe(loss) for loss in losses]
     still = sum(loss.back is None for loss in losses)
     rest = f"{still} did not come back" if still else "all came back"
-    first, last = losses[0].step, losses[-1].step
+    first = losses[0].step
+    last = losses[-1].step
     return [f"Workers were lost {len(losses)} times, first in step {first}, last in step {last}; {rest}."]
 
 

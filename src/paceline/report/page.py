@@ -1,7 +1,7 @@
-"""`paceline report RUN`: the run as one page that needs nothing else, no network and no script.
+"""`paceline report RUN`: the run as one HTML page without scripts and without anything to load.
 
-Every number that is a step's metric, or made from them, names it (`data-metric`), so that a test can hold it against
-`metrics.jsonl`."""
+Every number that is a step's metric, or made from metrics, names it (`data-metric`), so that a test can compare it
+with `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -15,69 +15,46 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.files.writing import write_aside
+from paceline.observe.timeline import Span
 from paceline.report import figures, lanes
-from paceline.report.lost_workers import describe_losses, find_losses
+from paceline.report.css import REPORT_CSS
+from paceline.report.lost_workers import WorkerLoss, describe_losses, find_losses
 from paceline.report.rundata import RunData, read_run
+from paceline.report.savings import Savings, measure_savings
+from paceline.report.savings_text import duration, full_answer, short_answer
 from paceline.report.svg import number
-from paceline.report.worth import Worth, duration, measure, sentences, verdict
 
-MOST_LANES = 120  # steps whose lanes are drawn; of a longer run, every so manieth
-STYLE = """
-:root { color-scheme: light dark; --ink: #1f2430; --paper: #ffffff; --soft: #f3f5f8; --line: #dfe3ea; --note: #5d6678; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e4e7ee; --paper: #15181e; --soft: #1e232b; --line: #343b47; --note: #9aa3b2; }
-}
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 940px; padding: 24px 20px 60px; color: var(--ink); background: var(--paper);
-  font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 24px; margin: 0 0 4px; overflow-wrap: anywhere; }
-h2 { font-size: 18px; margin: 40px 0 8px; }
-p { margin: 6px 0; } .note, figcaption { color: var(--note); font-size: 13.5px; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 10px; margin: 18px 0; }
-.tile { background: var(--soft); border: 1px solid var(--line); border-radius: 8px; padding: 10px 12px; }
-.tile b { display: block; font-size: 17px; font-weight: 600; white-space: nowrap; }
-.tile span { color: var(--note); font-size: 13px; }
-.tile b span { color: inherit; font-size: inherit; }
-.verdict { font-size: 17px; font-weight: 600; }
-figure { margin: 12px 0 20px; overflow-x: auto; }
-figure svg { display: block; width: 100%; min-width: 600px; height: auto; }
-figcaption { margin-top: 4px; } .nothing { color: var(--note); font-style: italic; }
-.legend { display: flex; flex-wrap: wrap; gap: 4px 18px; padding: 0; margin: 8px 0; list-style: none; font-size: 13px; }
-.legend i { display: inline-block; width: 12px; height: 12px; margin-right: 6px; vertical-align: -1px; }
-h3 { font-size: 14px; margin: 16px 0 0; } summary { cursor: pointer; margin-top: 12px; }
-table { border-collapse: collapse; font-size: 13.5px; } td, th { text-align: left; padding: 3px 18px 3px 0;
-  border-bottom: 1px solid var(--line); overflow-wrap: anywhere; vertical-align: top; }
-code { font-family: ui-monospace, monospace; font-size: 0.93em; }
-"""
+MAX_LANE_FIGURES = 120  # steps whose lanes are drawn; of a longer run, every nth
 
 
-def write_report(folder: Path, out: Path | None = None) -> tuple[Path, Worth]:
-    """The page of a run -> where it is, and what it says about whether speculation was worth it."""
+def write_report(folder: Path, out: Path | None = None) -> tuple[Path, Savings]:
+    """The page of a run -> its path, and what speculation saved."""
     run = read_run(folder)
     if not run.metrics:
         raise UserError(f"{folder} has no finished step yet, so there is nothing to report")
-    worth = measure(run)
+    savings = measure_savings(run)
     file = out or folder / "report.html"
-    write_aside(file, page(run, worth))  # somebody may be looking at the one before
-    return file, worth
+    write_aside(file, page(run, savings))  # somebody may be looking at the one before
+    return file, savings
 
 
-def page(run: RunData, worth: Worth) -> str:
+def page(run: RunData, savings: Savings) -> str:
     name = html.escape(run.folder.resolve().name)
     body = [f"<h1>{name}</h1>", _state(run)]
     if run.metrics:
-        body += [_headline(run), _worth(worth), _lanes(run), *_charts(run, worth)]
+        body += [_headline(run), _worth(savings), _lanes(run), *_charts(run, savings)]
     body.append(_settings(run))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><title>{name} · Paceline</title><style>{STYLE}</style></head>\n'
+        f'<link rel="icon" href="data:,"><title>{name} · Paceline</title><style>{REPORT_CSS}</style></head>\n'
         f"<body>\n{''.join(body)}</body></html>\n"
     )
 
 
 def _state(run: RunData) -> str:
-    task, model = run.settings.get("task.name", "?"), run.settings.get("model.path", "?")
+    task = run.settings.get("task.name", "?")
+    model = run.settings.get("model.path", "?")
     what = f"<code>{html.escape(str(model))}</code> on <code>{html.escape(str(task))}</code>"
     last = run.metrics[-1]["step"] if run.metrics else 0
     if run.done:
@@ -90,37 +67,39 @@ def _state(run: RunData) -> str:
 
 
 def _headline(run: RunData) -> str:
-    first, last, reward = run.metrics[0], run.metrics[-1], "critic/rewards/mean"
+    first = run.metrics[0]
+    last = run.metrics[-1]
+    reward = "critic/rewards/mean"
     seconds = _over(run.metrics, "timing_s/step", median, "median")
     tiles = [
         _tile(_value("step", float(last["step"]), "last"), f"of {run.steps} steps, {seconds} s each"),
         _tile(f"{_at(first, reward)} → {_at(last, reward)}", "mean reward, first → last step"),
         _tile(_over(run.metrics, "rollout/tok_s", median, "median"), "tokens/s in rollout (median)"),
     ]
-    guessed = [row for row in run.metrics if row.get("rollout/spec_rounds")]
-    if guessed:
-        accept = _over(guessed, "rollout/spec_accept_length", median, "median")
-        rounds, all_rounds = run.total("rollout/spec_rounds"), run.total("rollout/rounds")
-        share = _value("rollout/spec_rounds", rounds / all_rounds if all_rounds else 0.0, "share", form=".0%")
-        tiles += [_tile(accept, "tokens per check (median)"), _tile(share, "of rounds guessed ahead")]
+    if run.speculating:
+        accept = _over(run.speculating, "rollout/spec_accept_length", median, "median")
+        rounds = run.total("rollout/rounds")
+        speculative = run.total("rollout/spec_rounds") / rounds if rounds else 0.0
+        share = _value("rollout/spec_rounds", speculative, "share", form=".0%")
+        tiles += [_tile(accept, "accept length while speculating (median)"), _tile(share, "of rounds were speculative")]
     else:
-        tiles.append(_tile("none", "rounds guessed ahead"))
+        tiles.append(_tile("none", "of the rounds was speculative"))
     return f'<div class="tiles" id="headline">{"".join(tiles)}</div>'
 
 
-def _worth(w: Worth) -> str:
+def _worth(s: Savings) -> str:
     tiles = [
-        _tile(_seconds("lost_s", w.lost_s), "lost to the tail"),
-        _tile(_seconds("won_s", w.won_s) if w.compared_s else "–", "won back, about"),
-        _tile(_seconds("training_s", w.training_s), "training the drafter"),
+        _tile(_seconds("lost_s", s.lost_s), "lost to the tail"),
+        _tile(_seconds("saved_s", s.saved_s) if s.compared_s else "–", "saved by speculation, about"),
+        _tile(_seconds("training_s", s.training_s), "training the drafter"),
     ]
-    if w.training_s:
-        tiles.append(_tile(_seconds("training_waiting_s", w.training_waiting_s), "of it while waiting anyway"))
-        tiles.append(_tile(_seconds("cost_s", w.cost_s), "cost of training and merging"))
-    said = "".join(f"<p>{_code(text)}</p>" for text in sentences(w))
+    if s.training_s:
+        tiles.append(_tile(_seconds("training_idle_s", s.training_idle_s), "of it in idle time"))
+        tiles.append(_tile(_seconds("cost_s", s.cost_s), "cost of training and merging"))
+    details = "".join(f"<p>{_code(text)}</p>" for text in full_answer(s))
     return (
-        f'<section id="worth"><h2>Was it worth it?</h2><p class="verdict">{html.escape(verdict(w))}</p>'
-        f'<div class="tiles">{"".join(tiles)}</div>{said}</section>'
+        f'<section id="worth"><h2>Was it worth it?</h2><p class="answer">{html.escape(short_answer(s))}</p>'
+        f'<div class="tiles">{"".join(tiles)}</div>{details}</section>'
     )
 
 
@@ -129,33 +108,24 @@ def _lanes(run: RunData) -> str:
     head = '<h2 id="lanes">Where the time went</h2>'
     if not steps:
         return head + '<p class="nothing">This run has no timeline.</p>'
-    seconds = {n: max(s.end for s in spans) - min(s.start for s in spans) for n, spans in steps.items()}
-    slowest, first, last = max(seconds, key=lambda n: seconds[n]), min(steps), max(steps)
-    shown: dict[int, list[str]] = {}
     losses = find_losses(run)
-    struck = [(loss.step, "the first with a loss") for loss in losses[:1] if loss.step in steps]
-    for step, why in ((slowest, "the slowest"), (first, "the first"), *struck, (last, "the last")):
-        shown.setdefault(step, []).append(why)
+    shown = _steps_to_show(steps, losses)
     others = [n for n in sorted(steps) if n not in shown]
-    every = math.ceil(len(others) / MOST_LANES) if others else 1
+    every = math.ceil(len(others) / MAX_LANE_FIGURES) if others else 1
 
     def figure(step: int) -> str:
         why = f", {' and '.join(shown[step])}" if step in shown else ""
-        title = f"<h3>Step {step}{why}: {duration(seconds[step])}</h3>"
+        title = f"<h3>Step {step}{why}: {duration(_length(steps[step]))}</h3>"
         return f'<figure id="fig-lanes-{step}">{title}{lanes.draw_lanes(steps[step], run.workers)}</figure>'
 
-    entries = "".join(
-        f'<li><i style="background:{colour}"></i>{html.escape(name)}</li>'
-        for name, colour in lanes.kinds(span for spans in steps.values() for span in spans).items()
-    )
-    said = [f'<p class="loss">{text}</p>' for text in describe_losses(losses)]
-    parts = [head, *said, f'<ul class="legend">{entries}</ul>', *(figure(step) for step in shown)]
+    parts = [head, *(f'<p class="loss">{text}</p>' for text in describe_losses(losses)), _legend(steps)]
+    parts += [figure(step) for step in shown]
     caption = (
         "A lane per worker. Decoding is drawn as high as its batch, so that a long flat end is the tail. "
         "Point at anything to see its numbers; <code>timeline.json</code> opens in Perfetto."
     )
     if losses:
-        caption += " What a lost worker did in its last step went with it."
+        caption += " What a lost worker did in its last step is not known."
     parts.append(f'<p class="note">{caption}</p>')
     if others:
         some = f" (one in {every})" if every > 1 else ""
@@ -164,36 +134,60 @@ def _lanes(run: RunData) -> str:
     return "".join(parts)
 
 
-def _charts(run: RunData, w: Worth) -> list[str]:
-    lengths = run.lengths
-    tail = "The run has no answers.jsonl."
-    if lengths:
-        busy = w.rollout_s * w.workers
-        time = f" Decoding fewer than a quarter of the batch took {w.tail_s / busy:.0%} of rollout." if busy else ""
-        share = figures.tail_token_share(lengths)
-        tail = f"{len(lengths):,} answers. The longest tenth holds {share:.0%} of all tokens.{time}"
+def _steps_to_show(steps: dict[int, list[Span]], losses: list[WorkerLoss]) -> dict[int, list[str]]:
+    """The steps whose lanes are not folded, each with the reasons."""
+    slowest = max(steps, key=lambda n: _length(steps[n]))
+    lossy = [(loss.step, "the first with a loss") for loss in losses[:1] if loss.step in steps]
+    reasons: dict[int, list[str]] = {}
+    for step, why in ((slowest, "the slowest"), (min(steps), "the first"), *lossy, (max(steps), "the last")):
+        reasons.setdefault(step, []).append(why)
+    return reasons
+
+
+def _length(spans: list[Span]) -> float:
+    """Seconds from the first start to the last end."""
+    start, end = lanes.bounds(spans)
+    return end - start
+
+
+def _legend(steps: dict[int, list[Span]]) -> str:
+    entries = lanes.kinds(span for spans in steps.values() for span in spans).items()
+    items = (f'<li><i style="background:{colour}"></i>{html.escape(name)}</li>' for name, colour in entries)
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _charts(run: RunData, s: Savings) -> list[str]:
     versions = any(row.get("drafter/published") for row in run.metrics)
     marks = " A dashed line is a new version of the drafter; the next step is the first with it." if versions else ""
     return [
         "<h2>Learning</h2>",
         _figure("fig-reward", figures.reward_curve(run), "Mean reward of each step's answers."),
-        _figure("fig-length", figures.length_curves(run), "How long answers are: mean, median, 99th percentile."),
+        _figure("fig-length", figures.length_curves(run), "Tokens per answer: mean, median, 99th percentile."),
         "<h2>Long answers</h2>",
-        _figure("fig-histogram", figures.histogram(run), tail),
-        "<h2>Guessing ahead</h2>",
+        _figure("fig-histogram", figures.histogram(run), _tail_caption(run.lengths, s)),
+        "<h2>Speculation</h2>",
         _figure(
             "fig-accept",
             figures.accept_curve(run),
-            f"Tokens per check, the one that the policy writes itself included; 1 is plain decoding.{marks}",
-            "No round guessed ahead.",
+            f"Accept length: tokens per sequence and verify pass, bonus token included; 1 is plain decoding.{marks}",
+            "No round was speculative.",
         ),
         _figure(
             "fig-strategies",
             figures.strategy_bars(run),
-            "Which way of decoding the tuner chose at which batch size, by its share of the time.",
+            "The strategies that the tuner chose at each batch size, by their share of the decoding time.",
             "No rounds were recorded.",
         ),
     ]
+
+
+def _tail_caption(lengths: list[int], s: Savings) -> str:
+    if not lengths:
+        return "The run has no answers.jsonl."
+    busy = s.rollout_s * s.workers
+    time = f" Decoding fewer than a quarter of the batch took {s.tail_s / busy:.0%} of rollout." if busy else ""
+    share = figures.tail_token_share(lengths)
+    return f"{len(lengths):,} answers. The longest tenth has {share:.0%} of all tokens.{time}"
 
 
 def _figure(name: str, drawing: str, caption: str, nothing: str = "There is nothing to draw.") -> str:
@@ -203,8 +197,8 @@ def _figure(name: str, drawing: str, caption: str, nothing: str = "There is noth
 
 def _settings(run: RunData) -> str:
     rows = "".join(
-        f"<tr><td><code>{html.escape(key)}</code></td><td>{_plain(value)}</td><td>{_plain(usual)}</td></tr>"
-        for key, (value, usual) in run.changed_settings().items()
+        f"<tr><td><code>{html.escape(key)}</code></td><td>{_json(value)}</td><td>{_json(default)}</td></tr>"
+        for key, (value, default) in run.changed_settings().items()
     )
     head = "<tr><th>setting</th><th>here</th><th>default</th></tr>"
     return f'<h2>Settings that differ from the defaults</h2><table id="settings">{head}{rows}</table>'
@@ -215,7 +209,7 @@ def _tile(value: str, label: str) -> str:
 
 
 def _value(metric: str, value: float, how: str, step: int | None = None, form: str = "") -> str:
-    """A number that says where it is from: a metric at a step, or over all of them."""
+    """A number with its source: a metric at a step, or over all of them."""
     at = f' data-step="{step}"' if step is not None else ""
     shown = f"{value:{form}}" if form and math.isfinite(value) else number(value)
     return f'<span data-metric="{metric}" data-how="{how}"{at} data-value="{json.dumps(value)}">{shown}</span>'
@@ -232,14 +226,14 @@ def _over(rows: list[dict[str, Any]], metric: str, how: Callable[[list[float]], 
 
 def _seconds(name: str, seconds: float) -> str:
     shown = duration(seconds) if seconds >= 0 else f"−{duration(-seconds)}"
-    return f'<span data-worth="{name}" data-value="{seconds:.6f}">{shown}</span>'
+    return f'<span data-savings="{name}" data-value="{seconds:.6f}">{shown}</span>'
 
 
 def _code(text: str) -> str:
-    """Between `backticks` stands what is typed."""
+    """Text between `backticks` becomes code."""
     parts = html.escape(text).split("`")
     return "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts))
 
 
-def _plain(value: Any) -> str:
+def _json(value: Any) -> str:
     return html.escape("–" if value is None else json.dumps(value, ensure_ascii=False).strip('"'))

@@ -1,4 +1,4 @@
-"""A run directory, read for looking at: finished, stopped or still going on."""
+"""A run directory as the report reads it: finished, stopped or still going on."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from typing_extensions import TypedDict
 from paceline.config import Config, build_config, read_settings
 from paceline.errors import UserError
 from paceline.files import reading
-from paceline.observe.metrics import read_lines, read_rows
+from paceline.observe.metrics import read_lines, read_rows, speculating
 from paceline.observe.timeline import Span, read_timeline
 from paceline.setup.decisions import Decisions, flat, read_decisions
 
-HUGE = 1e100
+MAX_DRAWN = 1e100  # a larger number counts as one that is not finite
 
 
-class Answers(TypedDict):
-    """A row of answers.jsonl, as far as anybody reads it."""
+class AnswersRow(TypedDict):
+    """The fields of a row of answers.jsonl that the report reads."""
 
     __pydantic_config__ = ConfigDict(extra="ignore")  # type: ignore[misc]
     step: int
     lengths: list[Annotated[int, Field(ge=0, le=2**31)]]
 
 
-_ANSWERS = reading.checker(Answers)
+_ANSWERS = reading.checker(AnswersRow)
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class RunData:
     settings: dict[str, Any]
     """By dotted key."""
     decided: Decisions
-    """Those of them that were left open."""
+    """Settings that were left open and chosen when the run began."""
     metrics: list[dict[str, Any]]
-    """A row per finished step."""
+    """A row per finished step, under the names of this version (`observe.metrics.RENAMED_METRICS`)."""
     spans: list[Span]
     """Of the finished steps."""
     answers: list[dict[str, Any]]
@@ -56,12 +56,16 @@ class RunData:
 
     @property
     def workers(self) -> list[int]:
-        """Those that the run has, and those that it had."""
+        """Numbers of the workers that the run has or had."""
         return sorted({*range(self.settings.get("cluster.workers") or 1), *(span.worker for span in self.spans)})
 
     @property
     def lengths(self) -> list[int]:
         return [n for row in self.answers for n in row["lengths"]]
+
+    @property
+    def speculating(self) -> list[dict[str, Any]]:
+        return speculating(self.metrics)
 
     def values(self, name: str) -> list[float]:
         """A metric over the steps; NaN where it is missing."""
@@ -71,19 +75,21 @@ class RunData:
         return sum(v for v in self.values(name) if math.isfinite(v))
 
     def changed_settings(self) -> dict[str, tuple[Any, Any]]:
-        """Settings that are not the schema's defaults, each with its default. What the defaults leave open is no change
-        if it was decided."""
-        usual = dict(flat(Config().model_dump(mode="json")))
-        changed = {key: (value, usual.get(key)) for key, value in self.settings.items() if key != "run_dir"}
+        """Settings that differ from the schema's defaults, each as (value, default). A setting that the defaults leave
+        open and the run chose by itself is not listed."""
+        defaults = dict(flat(Config().model_dump(mode="json")))
+        changed = {key: (value, defaults.get(key)) for key, value in self.settings.items() if key != "run_dir"}
         return {key: pair for key, pair in changed.items() if self._given(key) != pair[1]}
 
     def _given(self, key: str) -> Any:
-        value, decision = self.settings[key], self.decided.get(key)
+        """The value before it was decided."""
+        value = self.settings[key]
+        decision = self.decided.get(key)
         return decision.given if decision and decision.decided == value else value
 
 
 def read_run(folder: Path) -> RunData:
-    if not os.path.isfile(folder / "config.yaml"):  # which says no of names that no file can have
+    if not os.path.isfile(folder / "config.yaml"):  # Path.is_file raises on names that no file can have
         raise UserError(f"{reading.shorten(str(folder), 200)} is not a run directory: it has no config.yaml")
     file = reading.inside(folder, "config.yaml")
     settings = build_config(read_settings(file), where=str(file)).model_dump(mode="json")
@@ -95,12 +101,12 @@ def read_run(folder: Path) -> RunData:
 
 
 def _read_metrics(file: Path) -> list[dict[str, Any]]:
-    """One row per step, in their order. A number that no picture can show counts as one that is not finite."""
+    """One row per step, in order. A number that is too large to be drawn becomes NaN."""
     rows: list[dict[str, Any]] = []
     for row in read_lines(file):
         if rows and row["step"] <= rows[-1]["step"]:
             raise UserError(f"{file} has step {row['step']} behind step {rows[-1]['step']}; fix or remove that line")
-        rows.append({name: v if name == "step" or abs(v) < HUGE else math.nan for name, v in row.items()})
+        rows.append({name: v if name == "step" or abs(v) < MAX_DRAWN else math.nan for name, v in row.items()})
     return rows
 
 

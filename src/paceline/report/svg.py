@@ -1,7 +1,7 @@
-"""Pictures as SVG text: a frame with axes, and what can be drawn into it.
+"""Pictures as SVG: a frame with axes, and the shapes that are drawn into it.
 
-Text and lines take the colour of what surrounds them (`currentColor`), so that a page can be light or dark; areas have
-colours that can be seen on both. Whatever has a `title` says it when pointed at."""
+Text and lines take the text colour of the page (`currentColor`), so that it can be light or dark; areas have colours
+that can be seen on both. A `title` is shown as a tooltip."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-INK, PAPER = "#1f2430", "#ffffff"
-COLOURS = ("#9aa3b2", "#3b7dc4", "#d0672b", "#2f9e6e", "#8a63d2", "#c2438f", "#c08a1e", "#2aa3a3", "#6b7688", "#d9534f")
-LETTER = 6.7  # width of a letter at the size of labels, on average
+INK = "#1f2430"
+PAPER = "#ffffff"
+PICTURE_WIDTH = 860
+PALETTE = ("#9aa3b2", "#3b7dc4", "#d0672b", "#2f9e6e", "#8a63d2", "#c2438f", "#c08a1e", "#2aa3a3", "#6b7688", "#d9534f")
+LETTER_WIDTH = 6.7  # of a label, on average
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A place in a picture, and what its edges stand for."""
+    """A rectangle of the picture, and the values at its edges: `x`, `y` map values to picture points."""
 
     left: float
     top: float
@@ -50,13 +52,13 @@ def text(x: float, y: float, words: str, bold: bool = False, anchor: str = "star
 
 
 def rect(x: float, y: float, width: float, height: float, colour: str, title: str = "", more: str = "") -> str:
-    place = f'x="{x:.2f}" y="{y:.2f}" width="{max(0.0, width):.2f}" height="{max(0.0, height):.2f}"'
-    return _with_title("rect", f'{place} fill="{colour}"{more}', title)
+    box = f'x="{x:.2f}" y="{y:.2f}" width="{max(0.0, width):.2f}" height="{max(0.0, height):.2f}"'
+    return _with_title("rect", f'{box} fill="{colour}"{more}', title)
 
 
 def polygon(points: Iterable[tuple[float, float]], colour: str, title: str = "") -> str:
-    places = " ".join(f"{x:.2f},{y:.2f}" for x, y in points)
-    return _with_title("polygon", f'points="{places}" fill="{colour}"', title)
+    corners = " ".join(f"{x:.2f},{y:.2f}" for x, y in points)
+    return _with_title("polygon", f'points="{corners}" fill="{colour}"', title)
 
 
 def dot(x: float, y: float, colour: str, radius: float, title: str, more: str = "") -> str:
@@ -71,14 +73,15 @@ def rule(x1: float, y1: float, x2: float, y2: float, opacity: float = 0.14, dash
 
 def lines(points: Sequence[tuple[float, float] | None], colour: str, width: float = 1.8) -> str:
     """A line through the points, broken where one is missing."""
-    parts, run = [], []  # type: list[str], list[str]
+    parts: list[str] = []
+    connected: list[str] = []
     for point in [*points, None]:
         if point is not None:
-            run.append(f"{point[0]:.1f},{point[1]:.1f}")
-        elif run:
+            connected.append(f"{point[0]:.1f},{point[1]:.1f}")
+        elif connected:
             style = f'fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"'
-            parts.append(f'<polyline points="{" ".join(run)}" {style}/>')
-            run = []
+            parts.append(f'<polyline points="{" ".join(connected)}" {style}/>')
+            connected = []
     return "".join(parts)
 
 
@@ -97,10 +100,11 @@ def axes(frame: Frame, x_name: str, x_ticks: Sequence[float], y_ticks: Sequence[
 
 
 def legend(entries: dict[str, str], left: float, top: float, right: float) -> tuple[str, float]:
-    """Name and colour of what is shown, in as many rows as needed -> the picture, and where it ends."""
-    parts, x, y = [], left, top
+    """Names with their colours, in as many rows as needed -> the picture, and the y at which it ends."""
+    parts = []
+    x, y = left, top
     for name, colour in entries.items():
-        width = 17 + LETTER * len(name)
+        width = 17 + LETTER_WIDTH * len(name)
         if x > left and x + width > right:
             x, y = left, y + 20
         parts += [rect(x, y - 10, 12, 12, colour), text(x + 17, y, name)]
@@ -109,19 +113,19 @@ def legend(entries: dict[str, str], left: float, top: float, right: float) -> tu
 
 
 def svg(width: float, height: float, body: str, label: str = "", paper: bool = False) -> str:
-    """With `paper` it stands on its own, dark on white; without, it takes the colours of its page."""
+    """With `paper` it is dark on white, as a file of its own; without, it takes the colours of its page."""
     colours = f' color="{INK}"' if paper else ""
-    ground = f'<rect width="100%" height="100%" fill="{PAPER}"/>' if paper else ""
+    background = f'<rect width="100%" height="100%" fill="{PAPER}"/>' if paper else ""
     named = f' role="img" aria-label="{html.escape(label)}"' if label else ""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="system-ui, sans-serif"{colours}{named}>'
-        f"{ground}{body}</svg>\n"
+        f"{background}{body}</svg>\n"
     )
 
 
 def ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[float]:
-    """Round numbers between two others."""
+    """About `most` round numbers from `low` to `high`."""
     rough = (high - low) / max(1, most)
     if rough <= 0 or not math.isfinite(rough):
         return [low]
@@ -133,16 +137,16 @@ def ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[f
     return [round((first + i) * size, 10) for i in range(most + 2) if (first + i) * size <= high + 1e-9 * size]
 
 
-def room(values: Iterable[float], from_zero: bool = False) -> tuple[float, float]:
-    """The range of an axis: all finite values, and some air."""
+def axis_range(values: Iterable[float], from_zero: bool = False) -> tuple[float, float]:
+    """Lower and upper end of an axis: all finite values, with a margin of 8 % on both sides."""
     finite = [v for v in values if math.isfinite(v)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
-    air = 0.08 * (high - low) or max(0.1, 0.1 * abs(high))
-    return (0.0 if from_zero else low - air), high + air
+    margin = 0.08 * (high - low) or max(0.1, 0.1 * abs(high))
+    return (0.0 if from_zero else low - margin), high + margin
 
 
 def number(value: float) -> str:
-    """As a person writes it: three digits, more only for whole numbers."""
+    """Three significant digits, more only for whole numbers."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "infinite"
     if value == round(value) or abs(value) >= 1000:

@@ -52,8 +52,8 @@ class Versions:
             "drafter/version": float(self.version),
             "drafter/published": float(published),
             "drafter/steps": float(spell.steps),
-            "drafter/thrown_away": float(spell.thrown_away),
-            "drafter/every": float(self.backoff.every),
+            "drafter/skipped_steps": float(spell.thrown_away),
+            "drafter/train_interval": float(self.backoff.every),
         }
         if spell.steps:
             metrics |= {"drafter/loss": spell.loss, "drafter/tok_s": spell.tokens / spell.seconds}

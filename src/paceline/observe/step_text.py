@@ -1,0 +1,83 @@
+"""The metrics of a step as lines of text, for the live view and for logs."""
+
+from __future__ import annotations
+
+import math
+
+from rich.text import Text
+
+PART_COLOURS = {
+    "gen": "cyan",
+    "reward": "yellow",
+    "end_rollout": "white",
+    "update_actor": "magenta",
+    "train_drafter": "blue",
+    "merge_drafter": "blue",
+    "save_checkpoint": "green",
+}
+"""The parts of a step, named as in the metrics: `timing_s/PART`."""
+SPARKS = " ▁▂▃▄▅▆▇█"
+BAR_WIDTH = 40
+MIN_SHOWN_S = 0.05  # seconds: a part that took less is left out of a step's line
+MIN_SHOWN_SHARE = 0.005  # of a step: a part that took less is left out of its bar
+
+
+def line_of(step: int, steps: int, m: dict[str, float]) -> str:
+    seconds = {part: m.get(f"timing_s/{part}", 0.0) for part in PART_COLOURS}
+    split = " + ".join(f"{part} {s:.1f}" for part, s in seconds.items() if s >= MIN_SHOWN_S)
+    workers = describe_workers(m)
+    return (
+        f"step {step:>{len(str(steps))}}/{steps}  reward {m['critic/rewards/mean']:.3f}  "
+        f"length {m['response_length/mean']:.0f} (p99 {m['response_length/p99']:.0f})  "
+        f"{m['rollout/tok_s']:,.0f} tokens/s  {m['timing_s/step']:.1f} s"
+        + (f" = {split}" if split else "")
+        + (f"  {workers}" if workers else "")
+    )
+
+
+def describe_workers(m: dict[str, float]) -> str:
+    """How many workers took part in a step, and what they did with their idle time; nothing if there is only one."""
+    if "cluster/workers" not in m:
+        return ""
+    count = f"{m['cluster/workers']:.0f}"
+    lost = m.get("cluster/lost", 0.0)
+    words = [f"{count} worker{'s' if count != '1' else ''}"]
+    if lost >= 1:
+        words.append(f"{lost:.0f} lost")
+    if m.get("cluster/training_s", 0.0) >= MIN_SHOWN_S:
+        words.append(f"{m['cluster/training_s']:.1f} s of drafter training in idle time")
+    return ", ".join(words)
+
+
+def describe_speculation(m: dict[str, float]) -> str:
+    """Acceptance in a step, where the time of the rollout went, and which strategies ran most rounds."""
+    shares = ", ".join(f"{name} {m[f'rollout/share/{name}']:.0%}" for name in ("plain", "draft", "verify"))
+    prefix = "rollout/rounds/"
+    runs = sorted(((n, name.removeprefix(prefix)) for name, n in m.items() if name.startswith(prefix)), reverse=True)
+    most = ", ".join(f"{name} {n:.0f}" for n, name in runs[:3])
+    return (
+        f"spec   accept length {m['rollout/spec_accept_length']:.2f}, accept rate {m['rollout/spec_accept_rate']:.0%}; "
+        f"time {shares}\nrounds {most}"
+    )
+
+
+def time_bar(m: dict[str, float]) -> Text:
+    """The seconds of a step, by part."""
+    step = m["timing_s/step"]
+    text = Text(f"step   {step:.1f} s  ")
+    for part, colour in PART_COLOURS.items():
+        seconds = m.get(f"timing_s/{part}", 0.0)
+        if seconds >= MIN_SHOWN_SHARE * step:
+            text.append("█" * max(1, round(BAR_WIDTH * seconds / step)), style=colour)
+            text.append(f" {part} {seconds:.1f}  ", style=colour)
+    return text
+
+
+def sparkline(values: list[float], width: int = BAR_WIDTH) -> str:
+    """Values that are not finite are blanks."""
+    values = values[-width:]
+    finite = [v for v in values if math.isfinite(v)]
+    low = min(finite, default=0.0)
+    high = max(finite, default=0.0)
+    scale = (len(SPARKS) - 2) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[1 + round((v - low) * scale)] if math.isfinite(v) else SPARKS[0] for v in values)

@@ -1,0 +1,31 @@
+"""The style of the report page: light or dark as the browser is."""
+
+from __future__ import annotations
+
+REPORT_CSS = """
+:root { color-scheme: light dark; --ink: #1f2430; --paper: #ffffff; --soft: #f3f5f8; --line: #dfe3ea; --note: #5d6678; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4e7ee; --paper: #15181e; --soft: #1e232b; --line: #343b47; --note: #9aa3b2; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 940px; padding: 24px 20px 60px; color: var(--ink); background: var(--paper);
+  font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 24px; margin: 0 0 4px; overflow-wrap: anywhere; }
+h2 { font-size: 18px; margin: 40px 0 8px; }
+p { margin: 6px 0; } .note, figcaption { color: var(--note); font-size: 13.5px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 10px; margin: 18px 0; }
+.tile { background: var(--soft); border: 1px solid var(--line); border-radius: 8px; padding: 10px 12px; }
+.tile b { display: block; font-size: 17px; font-weight: 600; white-space: nowrap; }
+.tile span { color: var(--note); font-size: 13px; }
+.tile b span { color: inherit; font-size: inherit; }
+.answer { font-size: 17px; font-weight: 600; }
+figure { margin: 12px 0 20px; overflow-x: auto; }
+figure svg { display: block; width: 100%; min-width: 600px; height: auto; }
+figcaption { margin-top: 4px; } .nothing { color: var(--note); font-style: italic; }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 18px; padding: 0; margin: 8px 0; list-style: none; font-size: 13px; }
+.legend i { display: inline-block; width: 12px; height: 12px; margin-right: 6px; vertical-align: -1px; }
+h3 { font-size: 14px; margin: 16px 0 0; } summary { cursor: pointer; margin-top: 12px; }
+table { border-collapse: collapse; font-size: 13.5px; } td, th { text-align: left; padding: 3px 18px 3px 0;
+  border-bottom: 1px solid var(--line); overflow-wrap: anywhere; vertical-align: top; }
+code { font-family: ui-monospace, monospace; font-size: 0.93em; }
+"""
