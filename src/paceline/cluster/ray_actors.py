@@ -13,7 +13,9 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from paceline.cluster.addresses import why_unreachable
@@ -38,9 +40,11 @@ class RayActors:
     actor: type = Actor
     """What runs on the other side."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, log: Path | None = None):
+        """What workers print goes to Ray's own logs."""
         ray = import_ray()
-        self._config, self._ray = config, ray
+        self._config = config
+        self._ray = ray
         self._own = not ray.is_initialized()
         if self._own:
             connect(ray, config.cluster.address)
@@ -49,21 +53,24 @@ class RayActors:
         self.host = "127.0.0.1" if alone else ray.util.get_node_ip_address()
         self.cores = int(ray.cluster_resources().get("CPU", 1))
         self._actors: dict[int, Any] = {}
-        self._posts: dict[int, WorkerSpec] = {}
-        self._sent: dict[int, int] = {}  # calls to the present life of each
-        self._asked: dict[Any, tuple[int, int]] = {}  # open questions -> worker and life
+        self._specs: dict[int, WorkerSpec] = {}
+        self._sent: dict[int, int] = {}  # calls to the present generation of each
+        self._asked: dict[Any, tuple[int, int]] = {}  # open questions -> worker and generation
         self._where: dict[int, Any] = {}
-        self._lost: set[tuple[int, int]] = set()  # worker and life, told or about to be
+        self._lost: set[tuple[int, int]] = set()  # worker and generation, told or about to be
         self._losses: list[Report] = []  # to be told
         self._lock = threading.Lock()  # for all of the above
         self._failed: Exception | None = None
         self._gcs = parse_address(ray.get_runtime_context().gcs_address)
         try:
-            gpus = 1 / config.cluster.workers_per_gpu if choose_ray_device(config) == "cuda" else 0
-            self._places = Placement(ray, config.cluster.workers, gpus)
+            device = choose_ray_device(config)
+            gpus = 1 / config.cluster.workers_per_gpu if device == "cuda" else 0
+            self._placement = Placement(ray, config.cluster.workers, gpus)
         except BaseException:
             self._leave()
             raise
+        self.devices = [device] * config.cluster.workers
+        self.core_sets: list[tuple[int, ...]] = [()] * config.cluster.workers
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._busy_since: float | None = None
         self._closed = threading.Event()
@@ -72,18 +79,20 @@ class RayActors:
 
     # The driver's side
 
-    def start(self, post: WorkerSpec) -> None:
+    def start(self, spec: WorkerSpec) -> None:
         with self._lock:
-            self._posts[post.number] = post
-            self._sent[post.number] = 0
-            self._where.pop(post.number, None)
-        self._work.put(lambda: self._create(post))
+            self._specs[spec.number] = spec
+            self._sent[spec.number] = 0
+            self._where.pop(spec.number, None)
+        self._work.put(lambda: self._create(spec))
 
-    def send(self, worker: int, call: Call) -> None:
-        with self._lock:
-            post, number = self._posts[worker], self._sent[worker]
-            self._sent[worker] += 1
-        self._work.put(lambda: self._call(post, number, call))
+    def send(self, workers: Sequence[int], call: Call) -> None:
+        for worker in workers:
+            with self._lock:
+                spec = self._specs[worker]
+                number = self._sent[worker]
+                self._sent[worker] += 1
+            self._work.put(partial(self._call, spec, number, call))
 
     def receive(self, seconds: float) -> list[Report]:
         end = time.monotonic() + seconds
@@ -96,17 +105,17 @@ class RayActors:
     def kill(self, worker: int) -> None:
         """It is lost from now on, whether or not Ray can still reach it."""
         with self._lock:
-            post = self._posts[worker]
-        self._lose(worker, post.life)
+            spec = self._specs[worker]
+        self._lose(worker, spec.generation)
 
     def pid(self, worker: int) -> int:
         """On its own host."""
         return int(self._where_is(worker)[2])
 
-    def places(self) -> dict[int, str]:
+    def hosts(self) -> dict[int, str]:
         """Where each worker is: the name of its host, and the address."""
         found = {}
-        for worker in sorted(self._posts):
+        for worker in sorted(self._specs):
             try:
                 name, address, _ = self._where_is(worker)
             except (self._ray.exceptions.RayError, TimeoutError):  # lost meanwhile, which `receive` says
@@ -123,7 +132,7 @@ class RayActors:
             self._asked.clear()
         if self._failed is None:
             self._try(lambda: [self._ray.kill(actor) for actor in actors])
-            self._try(self._places.remove)
+            self._try(self._placement.remove)
         else:  # only its head can kill; Ray prints a warning for each that ends by itself
             self._try(lambda: self._end(actors))
         self._leave()
@@ -144,23 +153,23 @@ class RayActors:
             finally:
                 self._busy_since = None
 
-    def _create(self, post: WorkerSpec) -> None:
-        if (post.number, post.life) in self._lost:
+    def _create(self, spec: WorkerSpec) -> None:
+        if (spec.number, spec.generation) in self._lost:
             return
-        before = self._actors.get(post.number)
+        before = self._actors.get(spec.number)
         if before is not None:
             self._ray.kill(before)
-        options = self._places.options(post.number, again=before is not None)
+        options = self._placement.options(spec.number, again=before is not None)
         make = self._ray.remote(max_concurrency=4, **options)(self.actor)
-        actor = make.remote(self._config, post)
+        actor = make.remote(self._config, spec)
         with self._lock:
-            self._actors[post.number] = actor
-            self._where[post.number] = actor.where.remote()
-            self._asked[actor.reports.remote()] = (post.number, post.life)
+            self._actors[spec.number] = actor
+            self._where[spec.number] = actor.where.remote()
+            self._asked[actor.reports.remote()] = (spec.number, spec.generation)
 
-    def _call(self, post: WorkerSpec, number: int, call: Call) -> None:
-        if self._posts[post.number].life == post.life and post.number in self._actors:
-            self._actors[post.number].call.remote(number, call)
+    def _call(self, spec: WorkerSpec, number: int, call: Call) -> None:
+        if self._specs[spec.number].generation == spec.generation and spec.number in self._actors:
+            self._actors[spec.number].call.remote(number, call)
 
     def _watch_head(self) -> None:
         """Ray's own way to notice that its head is gone is to end the process, without a word of ours."""
@@ -212,38 +221,38 @@ class RayActors:
         with self._lock:
             if question not in self._asked:  # given up meanwhile
                 return []
-            worker, life = self._asked[question]
+            worker, generation = self._asked[question]
         try:
             reports: list[Report] = self._ray.get(question, timeout=ANSWER_S)
         except errors.GetTimeoutError:  # it is there, but does not come: asked for again, until the worker is given up
             return []
         except errors.RayError as err:
             if isinstance(err, errors.RayActorError) and "creation task" not in str(err):
-                self._lose(worker, life)
+                self._lose(worker, generation)
                 return self._take_lost()
             with self._lock:  # an error, not a death: the same would happen again
-                self._forget(worker, life)
+                self._forget(worker, generation)
             text = re.sub(r"\x1b\[\d+m", "", str(err)).strip()  # without Ray's colours
-            return [Failed(worker, life, None, "starting", "error", text.splitlines()[-1], text)]
+            return [Failed(worker, generation, None, "starting", "error", text.splitlines()[-1], text)]
         with self._lock:
             del self._asked[question]
-            self._asked[self._actors[worker].reports.remote()] = (worker, life)
+            self._asked[self._actors[worker].reports.remote()] = (worker, generation)
         return reports
 
-    def _lose(self, worker: int, life: int) -> None:
+    def _lose(self, worker: int, generation: int) -> None:
         """Told once, at the next occasion."""
         with self._lock:
-            if (worker, life) in self._lost:
+            if (worker, generation) in self._lost:
                 return
-            self._lost.add((worker, life))
-            self._losses.append(Lost(worker, life))
-            self._forget(worker, life)
+            self._lost.add((worker, generation))
+            self._losses.append(Lost(worker, generation))
+            self._forget(worker, generation)
             actor = self._actors.get(worker)
         if actor is not None:
             self._work.put(lambda: self._ray.kill(actor))
 
-    def _forget(self, worker: int, life: int) -> None:
-        self._asked = {question: who for question, who in self._asked.items() if who != (worker, life)}
+    def _forget(self, worker: int, generation: int) -> None:
+        self._asked = {question: who for question, who in self._asked.items() if who != (worker, generation)}
 
     def _where_is(self, worker: int) -> tuple[str, str, int]:
         end = time.monotonic() + ANSWER_S

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cluster.make import choose_workers
+from paceline.cluster.devices import choose_workers
 from paceline.cluster.messages import RolloutMode
 from paceline.config import Config
 from paceline.core import Completion, Group, Request
@@ -33,7 +33,7 @@ from paceline.setup.build import choose_device
 from paceline.setup.memory import engines_to_compare
 
 ADAPTIVE, PLAIN, IDLE = "adaptive", "plain", "adaptive, idle workers wait"
-MODES = {ADAPTIVE: RolloutMode("adaptive", True), PLAIN: RolloutMode("plain", True), IDLE: RolloutMode("twin", True)}
+MODES = {ADAPTIVE: RolloutMode("adaptive"), PLAIN: RolloutMode("plain"), IDLE: RolloutMode("adaptive_control")}
 
 
 @dataclass

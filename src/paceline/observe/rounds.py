@@ -22,9 +22,10 @@ class RoundLog:
     span around them all, whose arguments say what they came to. `add` is `Timeline.add`, or a list's `append` where
     somebody else writes the file."""
 
-    def __init__(self, add: Callable[[Span], None], worker: int = 0):
+    def __init__(self, add: Callable[[Span], None], worker: int = 0, zero: float | None = None):
+        """`zero` is the wall-clock time at which the engine's clock began; None takes it from the first round."""
         self.add, self.worker, self.step = add, worker, 0
-        self._zero: float | None = None
+        self._zero: float | None = zero
         self._clear()
 
     def _clear(self) -> None:
