@@ -1,39 +1,47 @@
 """Workers as actors of a Ray cluster, on one machine or many. An actor runs the same loop as a local process does, in a
-thread of its own; calls and reports pass through two queues that its methods fill and empty.
-
-Ray may keep a caller waiting without end, when its head is gone for example. So the driver itself only ever waits for
-answers, with a deadline; everything else is asked of Ray by a thread, one thing after the other.
+thread of its own; calls and reports pass through two queues that its methods fill and empty. The driver itself only
+ever waits for answers, with a deadline; everything else is asked of Ray by a thread (`ray_thread.py`).
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import queue
 import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.addresses import why_unreachable
 from paceline.cluster.coordinator import Lost, Report
 from paceline.cluster.deadline import within
 from paceline.cluster.messages import Call, Failed, WorkerSpec
-from paceline.cluster.ray_cluster import choose_ray_device, connect, first_line, import_ray, parse_address
+from paceline.cluster.ray_cluster import choose_ray_device, connect, import_ray, parse_address
 from paceline.cluster.ray_placement import Placement
+from paceline.cluster.ray_thread import ANSWER_S, RayThread
 from paceline.cluster.ray_worker import Actor
 from paceline.config import Config
-from paceline.errors import RunError, UserError
 
 __all__ = ["RayActors", "choose_ray_device"]
 
-ANSWER_S = 10.0  # seconds for what Ray has at hand already
-GONE_S = 15.0  # seconds without an answer after which the head of the cluster is gone; Ray itself ends the driver at 60
 CLOSE_S = 10.0  # seconds for Ray to let go
 END_S = 2.0  # seconds for actors to end by themselves
+
+
+@dataclass
+class _Remote:
+    """The present generation of a worker."""
+
+    spec: WorkerSpec
+    actor: Any = None
+    """Of the former generation, until the new one is created."""
+    where: Any = None
+    """Host and process, as a reference that Ray resolves."""
+    sent: int = 0
+    """Calls so far."""
 
 
 class RayActors:
@@ -52,16 +60,11 @@ class RayActors:
         alone = self._own and not config.cluster.address and not os.environ.get("RAY_ADDRESS")
         self.host = "127.0.0.1" if alone else ray.util.get_node_ip_address()
         self.cores = int(ray.cluster_resources().get("CPU", 1))
-        self._actors: dict[int, Any] = {}
-        self._specs: dict[int, WorkerSpec] = {}
-        self._sent: dict[int, int] = {}  # calls to the present generation of each
+        self._workers: dict[int, _Remote] = {}
         self._asked: dict[Any, tuple[int, int]] = {}  # open questions -> worker and generation
-        self._where: dict[int, Any] = {}
         self._lost: set[tuple[int, int]] = set()  # worker and generation, told or about to be
         self._losses: list[Report] = []  # to be told
         self._lock = threading.Lock()  # for all of the above
-        self._failed: Exception | None = None
-        self._gcs = parse_address(ray.get_runtime_context().gcs_address)
         try:
             device = choose_ray_device(config)
             gpus = 1 / config.cluster.workers_per_gpu if device == "cuda" else 0
@@ -71,33 +74,29 @@ class RayActors:
             raise
         self.devices = [device] * config.cluster.workers
         self.core_sets: list[tuple[int, ...]] = [()] * config.cluster.workers
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._busy_since: float | None = None
-        self._closed = threading.Event()
-        threading.Thread(target=self._do_work, daemon=True).start()
-        threading.Thread(target=self._watch_head, daemon=True).start()
+        head = parse_address(ray.get_runtime_context().gcs_address)
+        self._thread = RayThread(head, str(config.run_dir))
 
     # The driver's side
 
     def start(self, spec: WorkerSpec) -> None:
         with self._lock:
-            self._specs[spec.number] = spec
-            self._sent[spec.number] = 0
-            self._where.pop(spec.number, None)
-        self._work.put(lambda: self._create(spec))
+            before = self._workers.get(spec.number)
+            self._workers[spec.number] = _Remote(spec, before.actor if before else None)
+        self._thread.do(lambda: self._create(spec))
 
     def send(self, workers: Sequence[int], call: Call) -> None:
         for worker in workers:
             with self._lock:
-                spec = self._specs[worker]
-                number = self._sent[worker]
-                self._sent[worker] += 1
-            self._work.put(partial(self._call, spec, number, call))
+                remote = self._workers[worker]
+                number = remote.sent
+                remote.sent += 1
+            self._thread.do(partial(self._call, remote, number, call))
 
     def receive(self, seconds: float) -> list[Report]:
         end = time.monotonic() + seconds
         while True:
-            self._check()
+            self._thread.check()
             out = self._take_lost() or self._take_answers(min(max(end - time.monotonic(), 0), 0.2))
             if out or time.monotonic() >= end:
                 return out
@@ -105,8 +104,8 @@ class RayActors:
     def kill(self, worker: int) -> None:
         """It is lost from now on, whether or not Ray can still reach it."""
         with self._lock:
-            spec = self._specs[worker]
-        self._lose(worker, spec.generation)
+            generation = self._workers[worker].spec.generation
+        self._lose(worker, generation)
 
     def pid(self, worker: int) -> int:
         """On its own host."""
@@ -115,7 +114,7 @@ class RayActors:
     def hosts(self) -> dict[int, str]:
         """Where each worker is: the name of its host, and the address."""
         found = {}
-        for worker in sorted(self._specs):
+        for worker in sorted(self._workers):
             try:
                 name, address, _ = self._where_is(worker)
             except (self._ray.exceptions.RayError, TimeoutError):  # lost meanwhile, which `receive` says
@@ -124,13 +123,13 @@ class RayActors:
         return found
 
     def close(self) -> None:
-        self._closed.set()
-        self._work.put(None)
+        self._thread.close()
         with self._lock:
-            actors = list(self._actors.values())
-            self._actors.clear()
+            actors = [remote.actor for remote in self._workers.values() if remote.actor is not None]
+            for remote in self._workers.values():
+                remote.actor = None
             self._asked.clear()
-        if self._failed is None:
+        if self._thread.failed is None:
             self._try(lambda: [self._ray.kill(actor) for actor in actors])
             self._try(self._placement.remove)
         else:  # only its head can kill; Ray prints a warning for each that ends by itself
@@ -139,66 +138,27 @@ class RayActors:
 
     # What the thread does
 
-    def _do_work(self) -> None:
-        while True:
-            work = self._work.get()
-            if work is None:
-                return
-            self._busy_since = time.monotonic()
-            try:
-                work()
-            except Exception as err:  # noqa: BLE001 (raised by `receive`)
-                self._failed = self._failed or err
-                return
-            finally:
-                self._busy_since = None
-
     def _create(self, spec: WorkerSpec) -> None:
         if (spec.number, spec.generation) in self._lost:
             return
-        before = self._actors.get(spec.number)
+        before = self._workers[spec.number].actor
         if before is not None:
             self._ray.kill(before)
         options = self._placement.options(spec.number, again=before is not None)
         make = self._ray.remote(max_concurrency=4, **options)(self.actor)
         actor = make.remote(self._config, spec)
         with self._lock:
-            self._actors[spec.number] = actor
-            self._where[spec.number] = actor.where.remote()
+            remote = self._workers[spec.number]  # of a later generation perhaps, which then ends this actor
+            remote.actor = actor
+            remote.where = actor.where.remote()
             self._asked[actor.reports.remote()] = (spec.number, spec.generation)
 
-    def _call(self, spec: WorkerSpec, number: int, call: Call) -> None:
-        if self._specs[spec.number].generation == spec.generation and spec.number in self._actors:
-            self._actors[spec.number].call.remote(number, call)
-
-    def _watch_head(self) -> None:
-        """Ray's own way to notice that its head is gone is to end the process, without a word of ours."""
-        seen = time.monotonic()
-        while not self._closed.wait(1.0):
-            if why_unreachable(self._gcs, 2.0) is None:
-                seen = time.monotonic()
-            elif time.monotonic() - seen > GONE_S:
-                self._failed = self._gone(f"its head has not answered for {GONE_S:.0f} s")
-                return
+    def _call(self, remote: _Remote, number: int, call: Call) -> None:
+        actor = remote.actor
+        if self._workers[remote.spec.number] is remote and actor is not None:
+            actor.call.remote(number, call)
 
     # Listening
-
-    def _check(self) -> None:
-        """Raise what went wrong in the meantime."""
-        since = self._busy_since
-        if self._failed is None and since is not None and time.monotonic() - since > GONE_S + ANSWER_S:
-            self._failed = self._gone("Ray on this machine does not answer")
-        if self._failed is None:
-            return
-        if isinstance(self._failed, (RunError, UserError)):
-            raise self._failed
-        raise self._gone(first_line(self._failed)) from self._failed
-
-    def _gone(self, why: str) -> RunError:
-        return RunError(
-            f"the Ray cluster at {self._gcs[0]}:{self._gcs[1]} is gone ({why}); go on from the last checkpoint with: "
-            f"paceline train --resume {self._config.run_dir}"
-        )
 
     def _take_lost(self) -> list[Report]:
         with self._lock:
@@ -236,7 +196,7 @@ class RayActors:
             return [Failed(worker, generation, None, "starting", "error", text.splitlines()[-1], text)]
         with self._lock:
             del self._asked[question]
-            self._asked[self._actors[worker].reports.remote()] = (worker, generation)
+            self._asked[self._workers[worker].actor.reports.remote()] = (worker, generation)
         return reports
 
     def _lose(self, worker: int, generation: int) -> None:
@@ -247,20 +207,21 @@ class RayActors:
             self._lost.add((worker, generation))
             self._losses.append(Lost(worker, generation))
             self._forget(worker, generation)
-            actor = self._actors.get(worker)
+            actor = self._workers[worker].actor
         if actor is not None:
-            self._work.put(lambda: self._ray.kill(actor))
+            self._thread.do(lambda: self._ray.kill(actor))
 
     def _forget(self, worker: int, generation: int) -> None:
         self._asked = {question: who for question, who in self._asked.items() if who != (worker, generation)}
 
     def _where_is(self, worker: int) -> tuple[str, str, int]:
         end = time.monotonic() + ANSWER_S
-        while worker not in self._where and time.monotonic() < end:
+        while self._workers[worker].where is None and time.monotonic() < end:
             time.sleep(0.01)
-        if worker not in self._where:
+        where = self._workers[worker].where
+        if where is None:
             raise TimeoutError(f"worker {worker} has not been started within {ANSWER_S:.0f} s")
-        return self._ray.get(self._where[worker], timeout=max(end - time.monotonic(), 0.1))
+        return self._ray.get(where, timeout=max(end - time.monotonic(), 0.1))
 
     # The end
 
