@@ -81,14 +81,14 @@ def test_one_that_is_there_but_says_nothing(store, other):
     assert lost.value.unreachable == ()
 
 
-def test_no_meeting_point():
+def test_no_rendezvous_point():
     with socket.create_server((HERE, 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(PeerLost, match=f"worker 0 at 127.0.0.1 cannot reach the rendezvous point at 127.0.0.1:{port}"):
         Peers(Rendezvous(HERE, port, 1, (0, 3), "gloo", LIMIT), 0)
 
 
-def test_a_meeting_point_that_does_not_answer():
+def test_a_rendezvous_point_that_does_not_answer():
     """PyTorch's stores then wait longer than they are told to."""
     with socket.create_server((HERE, 0)) as silent:
         rendezvous = Rendezvous(HERE, silent.getsockname()[1], 1, (0, 3), "gloo", 2.0)

@@ -14,7 +14,7 @@ from paceline.cluster.liveness import Liveness
 from paceline.cluster.rendezvous import Rendezvous, Store
 from paceline.config import Config
 from paceline.errors import RunError, WorkerFailed
-from paceline.learn.shards import Holders, place, sources
+from paceline.learn.shards import Holders, assign_holders, sources
 
 RETRIES = 1  # of what all do together and fails though nobody was lost, before those who cannot be reached are given up
 
@@ -70,7 +70,7 @@ class WorkerGroup:
         tries = 0
         while self.members != everybody:
             self.liveness.await_all()
-            self._holders = place(len(everybody), everybody)
+            self._holders = assign_holders(len(everybody), everybody)
             lost = len(self.liveness.lost)
             try:
                 self._form(everybody)
@@ -119,7 +119,7 @@ class WorkerGroup:
         rendezvous = Rendezvous(self._host, port, self._formed, members, self._backend, timeout_s)
         self.calls.each(dict.fromkeys(members, ("join", (rendezvous, newcomers, before))))
         self.liveness.form(members)
-        self._holders = place(self.config.cluster.workers, members)
+        self._holders = assign_holders(self.config.cluster.workers, members)
         self.calls.send(members, "joined")
 
     # When it fails though nobody was lost

@@ -10,7 +10,7 @@ from paceline.cluster.peers import Peers
 from paceline.cluster.rendezvous import Rendezvous
 from paceline.cluster.reporter import Reporter
 from paceline.learn.optimizer import AdamW
-from paceline.learn.shards import Holders, make_slots, place
+from paceline.learn.shards import Holders, assign_holders, make_slots
 from paceline.model.decoder import Decoder
 
 
@@ -20,7 +20,7 @@ class Membership:
         self.reporter = reporter
         sizes = {name: p.numel() for name, p in model.named_parameters()}
         self.slots = make_slots(sizes, workers)
-        self.holders = place(workers, range(workers))
+        self.holders = assign_holders(workers, range(workers))
         self.peers = Peers(Rendezvous("", 0, 0, (number,), "", 0.0), number)
 
     @property
@@ -46,7 +46,7 @@ class Membership:
     def take_slots(self, before: Sequence[Holders], optimizer: AdamW) -> None:
         """Have each slot of the optimizer's state sent to whoever is to hold it, from one that does, as `before` says.
         Nothing is dropped yet: if the group breaks, this is done again. Can be repeated."""
-        holders = place(len(self.slots), self.peers.members)
+        holders = assign_holders(len(self.slots), self.peers.members)
         for slot, old, new in zip(self.slots, before, holders, strict=True):
             if not set(new) <= set(old):
                 missing = [name for name in slot if name not in optimizer.mean]
