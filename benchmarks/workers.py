@@ -46,7 +46,7 @@ def main() -> None:
         if daemon:
             subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", env=daemon, check=False)
     for arm, r in results.items():
-        print(f"{arm}: tokens per check by step: {' '.join(f'{a:.2f}' for a in r['accept_length'])}")
+        print(f"{arm}: accept length by step: {' '.join(f'{a:.2f}' for a in r['accept_length'])}")
         print(f"{arm}: seconds of rollout by step: {' '.join(f'{s:.2f}' for s in r['rollout_s'])}")
     settings = {k: v for k, v in vars(args).items() if k not in ("out", "model")}
     print(json.dumps({"settings": settings, "arms": results}))
@@ -135,7 +135,7 @@ def line(arm: str, r: dict, plain: dict | None) -> str:
     return (
         f"{arm:<13} step {r['step_s']:.2f} s{faster}, rollout {r['median_rollout_s']:.2f} s  "
         f"idle {r['idle_share']:.1%} (longest {r['longest_idle_ms']:.0f} ms)  training {r['training_share']:.1%}  "
-        f"tokens per check {r['accept_length'][0]:.2f} to {r['accept_length'][-1]:.2f}"
+        f"accept length {r['accept_length'][0]:.2f} to {r['accept_length'][-1]:.2f}"
     )
 
 

@@ -114,7 +114,7 @@ def test_what_is_written_is_what_runs(tmp_path):
     trainer = TrainLoop(run.config, run)
     try:
         settings, worker = saved(run.folder), trainer.cluster.transport.worker
-        engine = worker.adaptive
+        engine = worker.rollout.adaptive
         assert settings["rollout.page_size"] == engine.pool.page_size
         assert settings["model.threads"] == torch.get_num_threads()
         assert settings["speculation.strategies"] == [str(s) for s in engine.strategies]

@@ -49,7 +49,9 @@ def test_training_plain_and_adaptive_is_the_same(tmp_path):
     assert state["tuner"]["costs"] and state["tuner"]["acceptance"]
     run = Run.open(tmp_path / "adaptive")
     resumed = TrainLoop(run.config, run)
-    assert resumed.cluster.transport.worker.adaptive.tuner.state() == state["tuner"], "as a resumed run knows it too"
+    assert resumed.cluster.transport.worker.rollout.adaptive.tuner.state() == state["tuner"], (
+        "as a resumed run knows it too"
+    )
     resumed.close()
 
 

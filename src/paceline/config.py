@@ -268,9 +268,9 @@ class ClusterConfig(Section):
     workers: int = Field(1, ge=0, le=PROCESSES)
     """Workers, each with the policy, an engine, the drafter and its part of the learner: one per GPU, or per group of
     CPU cores. One runs in the trainer's own process. 0 takes one for every GPU, or two on a CPU with several cores."""
-    backend: Literal["local", "ray"] = "local"
-    """Processes on this machine, or actors of a Ray cluster (install paceline[ray]); the run directory must then be on
-    a disk that all machines share."""
+    backend: Name = "local"
+    """Transport to the workers. `local`: processes on this machine; `ray`: actors of a Ray cluster (install
+    paceline[ray]), where the run directory must be on a disk that all machines share."""
     address: Name | None = None
     """Of the Ray cluster; `null` starts one on this machine."""
     workers_per_gpu: int = Field(1, ge=1, le=PROCESSES)

@@ -139,6 +139,20 @@ class Sequence:
         return Completion(self.request, response, self.logprobs, reason)
 
 
+@dataclass(frozen=True)
+class TrajectoryFacts:
+    """What every learner knows of a trajectory that it may not have: enough for advantages and token weights."""
+
+    prompt_length: int
+    num_tokens: int
+    """Of the completion."""
+    reward: float
+
+    @property
+    def length(self) -> int:
+        return self.prompt_length + self.num_tokens
+
+
 @dataclass
 class Trajectory:
     """One answer as the learner sees it."""
@@ -150,8 +164,16 @@ class Trajectory:
     reward: float
 
     @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
     def length(self) -> int:
         return len(self.prompt) + len(self.tokens)
+
+    @property
+    def facts(self) -> TrajectoryFacts:
+        return TrajectoryFacts(len(self.prompt), len(self.tokens), self.reward)
 
 
 @dataclass

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.cluster.devices import choose_workers
 from paceline.cluster.lengths import Lengths
-from paceline.cluster.make import choose_workers, make_cluster
-from paceline.cluster.messages import RolloutMode
-from paceline.cluster.worker import RolloutOutcome
+from paceline.cluster.make import make_cluster
+from paceline.cluster.messages import RolloutMode, RolloutOutcome
 from paceline.config import Config
 from paceline.core import Completion, Group, Request, Sample
 from paceline.errors import RunError, Stopped, UserError, WorkerFailed
@@ -34,7 +34,8 @@ from paceline.model.tokenizer import load_tokenizer
 from paceline.observe.clock import Clock
 from paceline.observe.live import LiveView
 from paceline.observe.metrics import MetricsLog, read_lines
-from paceline.observe.timeline import IDLE, LOST, MERGE, REWARD, SAVE, TRAIN, UPDATE, Timeline
+from paceline.observe.rollout_spans import rollout_spans
+from paceline.observe.timeline import LOST, MERGE, REWARD, SAVE, TRAIN, UPDATE, Timeline
 from paceline.process.stopping import Interrupted, Stopping
 from paceline.rollout.stats import EngineStats
 from paceline.run import Run
@@ -97,7 +98,7 @@ class TrainLoop:
             self.view.say(self.plan.line())
         style = choose_style(config.task.style, shape.hf, bool(self.tokenizer.hf.chat_template))
         config = decide(config, shape, style, newest)
-        if config.cluster.backend == "local":
+        if config.cluster.backend != "ray":
             config = decide_for_device(config, choose_device(config.model.device))
         self.config = config
         self.task = task or make_task(config.task, config.seed, style)
@@ -215,9 +216,9 @@ class TrainLoop:
         clock, lost = Clock(self._on_part), len(self.cluster.lost)
         self.outcomes = []
         self._present = self.progress.step + 1
-        self.cluster.writers.clear()
+        self.cluster.completed_by.clear()
         groups, cursor = self._collect(clock)
-        spell = sum((o.spell for o in self.outcomes), TrainingStats())
+        spell = sum((o.training for o in self.outcomes), TrainingStats())
         stats = sum((o.stats for o in self.outcomes), EngineStats())
         with clock.part("update_actor"):
             answers = [answer for group in groups for answer in group.trajectories()]
@@ -229,10 +230,10 @@ class TrainLoop:
         due = self.versions.training_is_due(self.progress.step - 1) and not self.stopping.asked
         if self.spot in ("update", "both") and due:
             with clock.part("train_drafter"):
-                spell = self.cluster.spend(self.config.spot.share * clock.elapsed)
+                spell = self.cluster.train_drafter(self.config.spot.share * clock.elapsed)
         if self.spot != "off":
             with clock.part("merge_drafter"):
-                metrics |= self.versions.make(self.cluster.merge, spell, stats.first_holds)
+                metrics |= self.versions.make(self.cluster.merge_drafters, spell, stats.first_holds)
             self.progress.drafter_version = self.versions.version
             self.progress.backoff = self.versions.backoff.state()
         metrics |= self._describe_workers(lost)
@@ -254,8 +255,8 @@ class TrainLoop:
     def _describe_workers(self, lost: int) -> dict[str, float]:
         if self.config.cluster.workers == 1:
             return {}
-        idle = sum(s.seconds for o in self.outcomes for s in o.spans if s.name == IDLE)
-        trained = sum(s.seconds for o in self.outcomes for s in o.spans if s.name == TRAIN)
+        idle = sum(o.seconds("idle") for o in self.outcomes)
+        trained = sum(o.seconds("training") for o in self.outcomes)
         return {
             "cluster/workers": float(len(self.cluster.members)),
             "cluster/lost": float(len(self.cluster.lost) - lost),
@@ -322,7 +323,7 @@ class TrainLoop:
     def _end_rollout(self) -> None:
         outcomes = self.cluster.end().values()
         self.outcomes += outcomes
-        for span in (span for outcome in outcomes for span in outcome.spans):
+        for span in (span for outcome in outcomes for span in rollout_spans(outcome)):
             self.timeline.add(span)
         for worker, since, until in self.cluster.absences:
             self.timeline.span(worker, LOST, since, until - since, self.progress.step + 1)
@@ -393,7 +394,7 @@ class TrainLoop:
     def _write_answers(self, groups: list[Group]) -> None:
         """Length, reward and worker of every answer: what the step's metrics are made of."""
         rows = [
-            (len(g.completions[i].tokens), g.rewards[i], self.cluster.writers.get(i, 0))
+            (len(g.completions[i].tokens), g.rewards[i], self.cluster.completed_by.get(i, 0))
             for g in groups
             for i in sorted(g.completions)
         ]

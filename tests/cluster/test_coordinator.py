@@ -27,12 +27,12 @@ from paceline.cluster.coordinator import (
 
 
 class Worker:
-    """One life of a worker: orders reach it in order and late, and so do its reports."""
+    """One generation of a worker: orders reach it in order and late, and so do its reports."""
 
-    def __init__(self, number: int, life: int):
-        self.number, self.life = number, life
+    def __init__(self, number: int, generation: int):
+        self.number, self.generation = number, generation
         self.orders: deque[Order] = deque()
-        self.reports: deque[Report] = deque([Joined(number, life)])
+        self.reports: deque[Report] = deque([Joined(number, generation)])
         self.waiting: list[int] = []
         self.running: list[int] = []
         self.training = False
@@ -43,21 +43,21 @@ class Worker:
             self._obey(self.orders.popleft())
         elif self.waiting and len(self.running) < slots:
             self.running.append(self.waiting.pop(0))
-            self.reports.append(Load(self.number, self.life, len(self.waiting)))
+            self.reports.append(Load(self.number, self.generation, len(self.waiting)))
         elif self.running:
-            self.reports.append(Done(self.number, self.life, self.running.pop(0)))
+            self.reports.append(Done(self.number, self.generation, self.running.pop(0)))
 
     def _obey(self, order: Order) -> None:
         if isinstance(order, Assign):
             assert not set(order.requests) & {*self.waiting, *self.running}
             self.waiting += order.requests
             self.training = False
-            self.reports.append(Load(self.number, self.life, len(self.waiting)))
+            self.reports.append(Load(self.number, self.generation, len(self.waiting)))
         elif isinstance(order, Release):
             given_up = tuple(self.waiting[len(self.waiting) - min(order.count, len(self.waiting)) :])
             self.waiting = self.waiting[: len(self.waiting) - len(given_up)]
-            self.reports.append(Released(self.number, self.life, given_up))
-            self.reports.append(Load(self.number, self.life, len(self.waiting)))
+            self.reports.append(Released(self.number, self.generation, given_up))
+            self.reports.append(Load(self.number, self.generation, len(self.waiting)))
         else:
             self.training = isinstance(order, Train)
 
@@ -67,8 +67,8 @@ class Cluster:
         expected = {r: 1.0 + r % 5 for r in range(requests)}
         self.step, self.slots = RolloutState(workers, expected, group=1 + requests % 4), slots
         self.workers: list[Worker | None] = [Worker(w, 1) for w in range(workers)]
-        self.lives = [1] * workers
-        self.late: list[Report] = []  # of former lives, still on their way
+        self.generations = [1] * workers
+        self.late: list[Report] = []  # of former generations, still on their way
         self.finished: list[int] = []
 
     def deliver(self, report: Report) -> None:
@@ -80,35 +80,35 @@ class Cluster:
             assert order.reason
             self.step.note(order)
             worker = self.workers[order.worker]
-            if worker is not None and worker.life == self.step.desks[order.worker].life:
+            if worker is not None and worker.generation == self.step.workers[order.worker].generation:
                 worker.orders.append(order)
         self.check_books()
         self.check_nobody_trains_who_could_decode()
 
     def check_books(self) -> None:
-        held = [r for d in self.step.desks for r in d.holds]
+        held = [r for d in self.step.workers for r in d.in_flight]
         assert len(held) == len(set(held)), "nobody decodes what another one does"
         places = sorted([*held, *self.step.free, *self.step.done])
         assert places == sorted(self.step.expected), "every request is in exactly one place"
         assert len(self.finished) == len(set(self.finished))
 
     def check_nobody_trains_who_could_decode(self) -> None:
-        training = [d for d in self.step.desks if d.status is Status.TRAINING]
+        training = [d for d in self.step.workers if d.status is Status.TRAINING]
         if training:
             assert not self.step.free and len(self.step.done) < len(self.step.expected)
-            assert not any(d.waiting and d.asked is None for d in self.step.desks if d.status is Status.BUSY)
+            assert not any(d.waiting and d.asked is None for d in self.step.workers if d.status is Status.BUSY)
 
     def kill(self, number: int) -> None:
         worker = self.workers[number]
         if worker is not None:
             self.late += worker.reports
             self.workers[number] = None
-            self.deliver(Lost(number, worker.life))
+            self.deliver(Lost(number, worker.generation))
 
     def restart(self, number: int) -> None:
         if self.workers[number] is None:
-            self.lives[number] += 1
-            self.workers[number] = Worker(number, self.lives[number])
+            self.generations[number] += 1
+            self.workers[number] = Worker(number, self.generations[number])
 
     def event(self, kind: str, number: int) -> None:
         number %= len(self.workers)
@@ -183,35 +183,35 @@ def carry_out(step: RolloutState, train: bool = True) -> list[Order]:
 def test_long_answers_are_dealt_apart():
     step = joined(2, {0: 100, 1: 90, 2: 10, 3: 10, 4: 5})
     carry_out(step)
-    loads = [sum(step.expected[r] for r in d.holds) for d in step.desks]
-    assert max(loads) <= 110 and {0, 1}.isdisjoint(step.desks[0].holds & step.desks[1].holds)
-    assert not {0, 1} <= step.desks[0].holds
+    loads = [sum(step.expected[r] for r in d.in_flight) for d in step.workers]
+    assert max(loads) <= 110 and {0, 1}.isdisjoint(step.workers[0].in_flight & step.workers[1].in_flight)
+    assert not {0, 1} <= step.workers[0].in_flight
 
 
 def test_who_runs_dry_takes_from_the_most_loaded_and_then_trains():
     step = joined(3, dict.fromkeys(range(9), 1.0))
     carry_out(step)
-    for request in list(step.desks[0].holds):
+    for request in list(step.workers[0].in_flight):
         step.take(Done(0, 1, request))
     step.take(Load(1, 1, 1))
     step.take(Load(2, 1, 2))
     (release,) = carry_out(step)
     assert release == Release(2, release.reason, 1, 0) and "worker 0" in release.reason
     assert carry_out(step) == [], "it waits for the answer, and nobody is asked twice"
-    given_up = min(step.desks[2].holds)
+    given_up = min(step.workers[2].in_flight)
     step.take(Released(2, 1, (given_up,)))
     (assign,) = carry_out(step)
-    assert isinstance(assign, Assign) and assign.requests == (given_up,) and step.desks[0].status is Status.BUSY
+    assert isinstance(assign, Assign) and assign.requests == (given_up,) and step.workers[0].status is Status.BUSY
     step.take(Load(1, 1, 0))
     step.take(Done(0, 1, given_up))
     (train,) = carry_out(step)
-    assert isinstance(train, Train) and step.desks[0].status is Status.TRAINING
+    assert isinstance(train, Train) and step.workers[0].status is Status.TRAINING
 
 
 def test_training_ends_with_the_last_answer_and_never_begins_without_a_drafter():
     step = joined(2, {0: 1.0, 1: 1.0})
     carry_out(step)
-    first, second = min(step.desks[0].holds), min(step.desks[1].holds)
+    first, second = min(step.workers[0].in_flight), min(step.workers[1].in_flight)
     step.take(Done(0, 1, first))
     assert decide(step, train=False) == []
     assert [type(o) for o in carry_out(step)] == [Train]
@@ -224,7 +224,7 @@ def test_a_former_life_is_not_believed():
     step = joined(1, {0: 1.0})
     carry_out(step)
     step.take(Lost(0, 1))
-    assert step.desks[0].status is Status.LOST and decide(step) == []
+    assert step.workers[0].status is Status.LOST and decide(step) == []
     assert not step.take(Done(0, 1, 0)) and not step.take(Joined(0, 1))
     assert step.take(Joined(0, 2))
     assert [o.requests for o in carry_out(step) if isinstance(o, Assign)] == [(0,)]

@@ -7,8 +7,8 @@ import socket
 import pytest
 import torch
 
-from paceline.cluster import make
-from paceline.cluster.make import choose_devices, choose_workers
+from paceline.cluster import devices
+from paceline.cluster.devices import choose_devices, choose_workers
 from paceline.config import load_config
 from paceline.errors import UserError
 
@@ -78,5 +78,5 @@ def test_fewer_gpus_than_workers(monkeypatch):
 def test_the_default_suits_the_machine(monkeypatch, gpus, cores, words, workers):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(make, "my_cores", lambda: list(range(cores)))
+    monkeypatch.setattr(devices, "my_cores", lambda: list(range(cores)))
     assert choose_workers(load_config(None, words)).cluster.workers == workers

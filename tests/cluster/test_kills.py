@@ -39,7 +39,7 @@ class Killer:
 
     def _watch_phases(self) -> None:
         cluster = self.trainer.cluster
-        for phase, name in (("rollout", "_carry_out"), ("update", "update"), ("after", "merge")):
+        for phase, name in (("rollout", "_carry_out"), ("update", "update"), ("after", "merge_drafters")):
             work = getattr(cluster, name)
             setattr(cluster, name, self._wrapped(phase, work))
 
@@ -55,7 +55,7 @@ class Killer:
         cluster = self.trainer.cluster
         while len(self.struck) < count:
             wanted = PHASES[len(self.struck) % len(PHASES)]
-            if len(cluster.members) == 3 and cluster._living == set(cluster.members) and self.phase == wanted:
+            if len(cluster.members) == 3 and cluster.liveness.living == set(cluster.members) and self.phase == wanted:
                 time.sleep(self.dice.uniform(0, 0.3 if wanted != "training" else 0.05))
                 worker = self.dice.choice(cluster.members)
                 self.strike(worker)
@@ -115,7 +115,7 @@ def test_actors_of_ray_killed_at_random_moments(tmp_path, kills):
 def test_one_that_hangs_is_given_up(tmp_path):
     trainer = make(tmp_path / "run", *WORDS, "cluster.timeout_s=8")
     notes: list[str] = []
-    trainer.cluster.note = notes.append
+    trainer.cluster.liveness.note = notes.append
     stop = lambda worker: os.kill(trainer.cluster.transport.pid(worker), signal.SIGSTOP)  # noqa: E731
     check(trainer, Killer(trainer, stop, 1), 1, tmp_path)
     assert any("has said nothing" in note for note in notes)

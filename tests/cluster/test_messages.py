@@ -34,7 +34,7 @@ def trainer(request, tmp_path, monkeypatch):
 
 def echo(trainer, worker: int, numbers: range) -> None:
     for number in numbers:
-        trainer.cluster.transport.send(worker, Call("echo", (BIG,), number))
+        trainer.cluster.transport.send([worker], Call("echo", (BIG,), number))
 
 
 def test_many_megabytes_both_ways_at_once(trainer):
@@ -59,8 +59,8 @@ def test_a_stopped_worker_that_is_sent_megabytes_is_lost(trainer, tmp_path, caps
     stopped = time.monotonic()
     echo(trainer, 1, range(1008, 1016))  # nobody reads those
     took = []
-    note = trainer.cluster.note
-    trainer.cluster.note = lambda text: (took.append(time.monotonic() - stopped), note(text))
+    note = trainer.cluster.liveness.note
+    trainer.cluster.liveness.note = lambda text: (took.append(time.monotonic() - stopped), note(text))
     trainer.step()
     with capsys.disabled():
         print(f"\nlost after {took[0]:.1f} s, cluster.timeout_s = {TIMEOUT:g}")

@@ -36,23 +36,23 @@ def test_requests_that_wait_go_to_who_has_run_dry(tmp_path):
     words = ["cluster.workers=2", "rollout.max_batch=1", "speculation.mode=plain", "rollout.prompts=1"]
     trainer = make(tmp_path / "run", *words, "steps=1", "rollout.samples=12", "rollout.max_tokens=60")
     try:
-        # The books believe that one answer is as long as all others together, so one worker gets nearly all of them.
+        # It is expected that one completion is as long as all others together, so one worker gets nearly all of them.
         trainer.lengths.expect = lambda prompt: 1.0
         trainer._answers = lambda requests, _: trainer.cluster.rollout(
-            1, requests, {r.id: 100.0 if r.id == 0 else 1.0 for r in requests}, _way(), False
+            1, requests, {r.id: 100.0 if r.id == 0 else 1.0 for r in requests}, _mode(), False
         )
         trainer.step()
         orders = [order for _, order in trainer.cluster.decisions]
         released = [order for order in orders if type(order).__name__ == "Release"]
         assert released and all("has run dry" in order.reason for order in released)
-        assert set(trainer.cluster.writers.values()) == {0, 1}
-        wrote = list(trainer.cluster.writers.values())
+        assert set(trainer.cluster.completed_by.values()) == {0, 1}
+        wrote = list(trainer.cluster.completed_by.values())
         assert min(wrote.count(0), wrote.count(1)) > 1, "the one with a single request took others"
     finally:
         trainer.close()
 
 
-def _way():
+def _mode():
     from paceline.cluster.messages import RolloutMode
 
     return RolloutMode()

@@ -25,7 +25,7 @@ def main(folder: Path, pause: int) -> None:
         answers = {i: c.tokens for g in groups for i, c in g.completions.items()}
         with open(folder / "answers.jsonl", "a") as file:
             file.write(json.dumps([self.progress.step, answers]) + "\n")
-        (folder / "places.json").write_text(json.dumps(self.cluster.transport.places()))
+        (folder / "places.json").write_text(json.dumps(self.cluster.transport.hosts()))
         if self.progress.step + 1 == pause and not (folder / "paused").exists():
             (folder / "paused").touch()
             end = time.monotonic() + WAIT_S

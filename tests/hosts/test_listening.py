@@ -41,7 +41,7 @@ def test_a_local_run_listens_on_loopback_only(tmp_path):
     finally:
         run.kill()
     assert run.wait(60) == 0, (tmp_path / "said").read_text()
-    assert found[run.pid], "the meeting point"
+    assert found[run.pid], "the rendezvous point"
     assert sum(bool(addresses) for addresses in found.values()) >= 3, "the driver and two workers"
     outside = {address for addresses in found.values() for address in addresses if not is_loopback(address)}
     assert not outside

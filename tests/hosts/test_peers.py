@@ -14,7 +14,8 @@ import torch
 
 from paceline.cluster.addresses import address_towards, interface_of, why_unreachable
 from paceline.cluster.deadline import within
-from paceline.cluster.peers import PeerLost, Peers, Rendezvous, Store
+from paceline.cluster.peers import PeerLost, Peers
+from paceline.cluster.rendezvous import Rendezvous, Store
 from paceline.errors import UserError
 
 HERE = "127.0.0.1"
@@ -22,8 +23,9 @@ LIMIT = 15.0
 
 OTHER = """
 import sys, torch
-from paceline.cluster.peers import Meeting, Peers
-peers = Peers(Meeting("127.0.0.1", int(sys.argv[1]), 1, (0, 3), "gloo", float(sys.argv[2])), 3)
+from paceline.cluster.peers import Peers
+from paceline.cluster.rendezvous import Rendezvous
+peers = Peers(Rendezvous("127.0.0.1", int(sys.argv[1]), 1, (0, 3), "gloo", float(sys.argv[2])), 3)
 numbers = torch.ones(4)
 peers.sum([numbers])
 print(numbers.tolist(), flush=True)
@@ -64,7 +66,7 @@ def test_a_sum_and_then_a_death(store, other):
 
 
 def test_one_that_does_not_come(store):
-    with pytest.raises(PeerLost, match="worker 3 did not come to the meeting"):
+    with pytest.raises(PeerLost, match="worker 3 did not come to the rendezvous"):
         Peers(Rendezvous(HERE, store.port, 1, (0, 3), "gloo", 1.0), 0)
 
 
@@ -79,19 +81,19 @@ def test_one_that_is_there_but_says_nothing(store, other):
     assert lost.value.unreachable == ()
 
 
-def test_no_meeting_point():
+def test_no_rendezvous_point():
     with socket.create_server((HERE, 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(PeerLost, match=f"worker 0 at 127.0.0.1 cannot reach the meeting point at 127.0.0.1:{port}"):
+    with pytest.raises(PeerLost, match=f"worker 0 at 127.0.0.1 cannot reach the rendezvous point at 127.0.0.1:{port}"):
         Peers(Rendezvous(HERE, port, 1, (0, 3), "gloo", LIMIT), 0)
 
 
-def test_a_meeting_point_that_does_not_answer():
+def test_a_rendezvous_point_that_does_not_answer():
     """PyTorch's stores then wait longer than they are told to."""
     with socket.create_server((HERE, 0)) as silent:
-        meeting = Rendezvous(HERE, silent.getsockname()[1], 1, (0, 3), "gloo", 2.0)
+        rendezvous = Rendezvous(HERE, silent.getsockname()[1], 1, (0, 3), "gloo", 2.0)
         with pytest.raises(PeerLost):
-            within(60, lambda: Peers(meeting, 0))
+            within(60, lambda: Peers(rendezvous, 0))
 
 
 def test_the_environment_is_left_alone(store, other):

@@ -31,14 +31,14 @@ PATIENCE = 120.0  # seconds after which something hangs
 class Echo(Actor):
     """Sends back what it gets."""
 
-    def _serve(self, config, post):
+    def _serve(self, config, spec):
         while True:
             call = self._next_call(True)
-            self._reports.put(Returned(post.number, post.life, call.number, call.args[0]))
+            self._reports.put(Returned(spec.number, spec.generation, call.number, call.args[0]))
 
 
 class Stillborn(Actor):
-    def __init__(self, config, post):
+    def __init__(self, config, spec):
         raise ImportError("no module named torch on this host")
 
 
@@ -46,11 +46,11 @@ class Confused(Actor):
     def _next_call(self, block):
         raise KeyError("nobody foresaw this")
 
-    def _serve(self, config, post):
+    def _serve(self, config, spec):
         from paceline.cluster import serve
 
         serve.Worker = lambda *args: Idle()
-        super()._serve(config, post)
+        super()._serve(config, spec)
 
 
 class Idle:
@@ -87,8 +87,8 @@ def transport(cluster):
         one.close()
 
 
-def post(worker: int, life: int = 1) -> WorkerSpec:
-    return WorkerSpec(worker, life, 2, source="", state=None, device="cpu")
+def spec(worker: int, generation: int = 1) -> WorkerSpec:
+    return WorkerSpec(worker, generation, 2, source="", state=None, device="cpu")
 
 
 def hear(transport: RayActors, count: int) -> list[Report]:
@@ -112,16 +112,16 @@ def test_large_messages_both_ways_past_a_stopped_actor(transport):
     """More than the object store holds. The one that is stopped is lost as soon as it is given up."""
     actors = transport(Echo)
     for worker in (0, 1):
-        actors.start(post(worker))
-        actors.send(worker, Call("echo", (b"hello",), 0))
+        actors.start(spec(worker))
+        actors.send([worker], Call("echo", (b"hello",), 0))
     assert {(r.worker, r.value) for r in hear(actors, 2)} == {(0, b"hello"), (1, b"hello")}
-    assert set(actors.places()) == {0, 1}
+    assert set(actors.hosts()) == {0, 1}
     pid = actors.pid(1)
     os.kill(pid, signal.SIGSTOP)
     large = os.urandom(LARGE)
     for number in range(1, 21):
         for worker in (0, 1):
-            actors.send(worker, Call("echo", (large,), number))
+            actors.send([worker], Call("echo", (large,), number))
     answers = hear(actors, 20)
     assert [(r.worker, r.call) for r in answers] == [(0, number) for number in range(1, 21)]
     assert all(r.value == large for r in answers)
@@ -130,14 +130,14 @@ def test_large_messages_both_ways_past_a_stopped_actor(transport):
     actors.kill(1)
     assert actors.receive(0.0) == [], "it is lost once"
     wait_for(lambda: gone(pid), 60, "Ray has not ended it")
-    actors.start(post(1, life=2))
-    actors.send(1, Call("echo", (large,), 7))
+    actors.start(spec(1, generation=2))
+    actors.send([1], Call("echo", (large,), 7))
     assert hear(actors, 1) == [Returned(1, 2, 7, large)]
 
 
 def test_a_death_is_told(transport):
     actors = transport(Echo)
-    actors.start(post(0))
+    actors.start(spec(0))
     os.kill(actors.pid(0), signal.SIGKILL)
     assert hear(actors, 1) == [Lost(0, 1)]
 
@@ -145,7 +145,7 @@ def test_a_death_is_told(transport):
 @pytest.mark.parametrize(("actor", "words"), [(Stillborn, "no module named torch"), (Confused, "nobody foresaw this")])
 def test_an_error_is_not_a_death(transport, actor, words):
     actors = transport(actor)
-    actors.start(post(0))
+    actors.start(spec(0))
     reports = hear(actors, 1)
     reports += [] if isinstance(reports[-1], Failed) else hear(actors, 1)
     failed = reports[-1]
@@ -160,8 +160,8 @@ def test_more_workers_than_cpus(transport):
     """They share: a CPU is asked for only so that they are spread."""
     actors = transport(Echo, workers=6)
     for worker in range(6):
-        actors.start(post(worker))
-        actors.send(worker, Call("echo", (worker,), 0))
+        actors.start(spec(worker))
+        actors.send([worker], Call("echo", (worker,), 0))
     assert sorted(r.value for r in hear(actors, 6)) == list(range(6))
 
 

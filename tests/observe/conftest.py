@@ -38,8 +38,8 @@ class Struck(TrainLoop):
     def step(self) -> dict[str, float]:
         if self.progress.step == 3:
             end = time.monotonic() + 120
-            while len(self.cluster._living) < 2 and time.monotonic() < end:
-                self.cluster._listen(0.05)
+            while len(self.cluster.liveness.living) < 2 and time.monotonic() < end:
+                self.cluster.liveness.listen(0.05)
         return super().step()
 
     def _answers(self, requests, expected):

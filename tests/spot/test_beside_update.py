@@ -47,7 +47,7 @@ def test_a_drafter_that_begins_untrained_learns_and_goes_on_after_a_resume(tmp_p
     assert resumed.progress.drafter_version == versions[-1]
     worker = resumed.cluster.transport.worker
     trained = load_drafter(newest / "drafter", worker.model)
-    assert torch.equal(worker.neural.fc, trained.fc)
+    assert torch.equal(worker.drafter.model.fc, trained.fc)
     assert (trained.vocab is None) == (guesses == "all tokens")
     untrained = EagleModel(worker.model, trained.shape).init_weights(config.seed)
     resumed.close()
@@ -60,15 +60,15 @@ def test_the_learner_shows_what_the_policy_thought_before_the_update(tmp_path):
     try:
         seen = {}
         worker = trainer.cluster.transport.worker
-        spot, teach = worker.spot, worker.teach
+        spot, gradients = worker.drafter.learning, worker.gradients
 
-        def note(answers, step, scores):
-            for a in answers:
+        def note(update, share, trajectories, scores):
+            for a in trajectories.values():
                 tokens = [*a.prompt, *a.tokens]
                 seen[tuple(tokens)] = read_sequences(spot.trainer.drafter, [(tokens, len(a.prompt))])
-            return teach(answers, step, scores)
+            return gradients(update, share, trajectories, scores)
 
-        worker.teach = note
+        worker.gradients = note
         trainer.step()
         assert len(seen) == len(spot.buffer.samples) == 8
         for sample in spot.buffer.samples:

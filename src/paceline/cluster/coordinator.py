@@ -1,12 +1,11 @@
 """Who decodes what, and who trains the drafter meanwhile.
 
-Workers report, the coordinator decides. Its books say which requests each worker holds; what a worker is doing follows
-from them. `decide` is a pure function of the books: it gives orders with their reasons, and changes nothing.
-`RolloutState` keeps the books of one rollout: it takes reports and notes orders.
+Workers report, the coordinator decides. `RolloutState` keeps what is known of one rollout: which requests are in flight
+on which worker. It takes reports and notes orders. `decide` is a pure function of it: orders with their reasons.
 
-A request is always in one place: waiting for a worker, held by one, or done. A worker that is lost gives back what it
-held, and whatever its former life still says is not believed, because each life of a worker has a number. Moving a
-request changes nothing about its tokens, which are a function of its key.
+A request is always in one of three sets: free, in flight on one worker, or done. A worker that is lost gives back what
+was in flight on it. Each start of a worker has a generation number, and reports of former generations are ignored.
+Moving a request changes nothing about its tokens, which are a function of the policy, the request and the position.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ class Report:
     """What a worker says, or what is known of it."""
 
     worker: int
-    life: int
+    generation: int
+    """Counts the starts of this worker, from 1."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Done(Report):
 
 @dataclass(frozen=True)
 class Load(Report):
-    """Requests that it holds and has not begun."""
+    """How many of its requests have not begun."""
 
     waiting: int
 
@@ -57,7 +57,7 @@ class Lost(Report):
 
 @dataclass(frozen=True)
 class Joined(Report):
-    """It is there, for the first time or again, and holds nothing."""
+    """It is there, for the first time or again, and has no requests."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ class Stop(Order):
 
 @dataclass
 class WorkerState:
-    """What the books say about a worker."""
+    """What is known of a worker."""
 
-    life: int = 0
+    generation: int = 0
     alive: bool = False
-    holds: set[int] = field(default_factory=set)
-    waiting: int = 0  # of those it holds, as it said last
+    in_flight: set[int] = field(default_factory=set)
+    waiting: int = 0  # of those in flight, how many have not begun, as it said last
     training: bool = False
     asked: int | None = None  # the worker for which it was asked to release requests, until it answers
 
@@ -106,102 +106,105 @@ class WorkerState:
     def status(self) -> Status:
         if not self.alive:
             return Status.LOST
-        if self.holds:
+        if self.in_flight:
             return Status.BUSY
         return Status.TRAINING if self.training else Status.IDLE
 
 
 class RolloutState:
-    """The books of one rollout."""
+    """All that is known of one rollout."""
 
     def __init__(self, workers: int, expected: dict[int, float], group: int = 1):
-        """`expected` is how long each request's answer may become: they are dealt so that workers end together. Those
-        of a `group`, whose numbers are neighbours, have the same prompt and stay together if they can."""
-        self.expected, self.group = expected, group
-        self.desks = [WorkerState() for _ in range(workers)]
-        self.free = set(expected)  # held by nobody
+        """`expected` is the expected length of each request's completion, in tokens: requests are dealt so that
+        workers end together. Those of a `group`, whose ids are neighbours, share a prompt and stay together if they
+        can."""
+        self.expected = expected
+        self.group = group
+        self.workers = [WorkerState() for _ in range(workers)]
+        self.free = set(expected)  # in flight nowhere
         self.done: set[int] = set()
 
     def take(self, report: Report) -> bool:
-        """Enter a report -> whether it was believed: one from a former life is not."""
-        desk = self.desks[report.worker]
+        """Enter a report -> whether it was believed: one from a former generation is not."""
+        state = self.workers[report.worker]
         if isinstance(report, Joined | Lost):
-            # The loss of a life may be known before its beginning, and a new one before the end of the last.
-            if report.life < desk.life or (report.life == desk.life and not (isinstance(report, Lost) and desk.alive)):
+            # The loss of a generation may be known before its beginning, and a new one before the end of the last.
+            ends = isinstance(report, Lost) and state.alive
+            if report.generation < state.generation or (report.generation == state.generation and not ends):
                 return False
-            self.free |= desk.holds
-            self.desks[report.worker] = WorkerState(report.life, alive=isinstance(report, Joined))
+            self.free |= state.in_flight
+            self.workers[report.worker] = WorkerState(report.generation, alive=isinstance(report, Joined))
             return True
-        if not desk.alive or report.life != desk.life:
+        if not state.alive or report.generation != state.generation:
             return False
         if isinstance(report, Done):
-            desk.holds.remove(report.request)
-            desk.waiting = min(desk.waiting, len(desk.holds))
+            state.in_flight.remove(report.request)
+            state.waiting = min(state.waiting, len(state.in_flight))
             self.done.add(report.request)
         elif isinstance(report, Load):
-            desk.waiting = min(report.waiting, len(desk.holds))
+            state.waiting = min(report.waiting, len(state.in_flight))
         elif isinstance(report, Released):
-            desk.asked = None
-            desk.holds -= set(report.requests)
+            state.asked = None
+            state.in_flight -= set(report.requests)
             self.free |= set(report.requests)
             # Until it says otherwise there is nothing left to give: nobody is asked twice for nothing.
-            desk.waiting = 0
+            state.waiting = 0
         return True
 
     def note(self, order: Order) -> None:
         """An order has been sent."""
-        desk = self.desks[order.worker]
+        state = self.workers[order.worker]
         if isinstance(order, Assign):
             self.free -= set(order.requests)
-            desk.holds |= set(order.requests)
-            desk.training = False
+            state.in_flight |= set(order.requests)
+            state.training = False
         elif isinstance(order, Release):
-            desk.asked = order.taker
+            state.asked = order.taker
         else:
-            desk.training = isinstance(order, Train)
+            state.training = isinstance(order, Train)
 
     @property
     def over(self) -> bool:
         """Every request is done and nobody trains any more."""
-        return len(self.done) == len(self.expected) and not any(d.training for d in self.desks)
+        return len(self.done) == len(self.expected) and not any(state.training for state in self.workers)
 
 
-def decide(step: RolloutState, train: bool = True) -> list[Order]:
-    """What to do now. `train` is whether there is a drafter to train and something to learn from."""
-    if len(step.done) == len(step.expected):
-        return [Stop(w, "the last answer is in") for w, d in _with(step, Status.TRAINING)]
-    if step.free:
-        return _deal(step)
+def decide(rollout: RolloutState, train: bool = True) -> list[Order]:
+    """What to do now. `train` is whether there is a drafter to train and something to train it on."""
+    if len(rollout.done) == len(rollout.expected):
+        return [Stop(w, "the last answer is in") for w, state in _with(rollout, Status.TRAINING)]
+    if rollout.free:
+        return _deal(rollout)
     orders: list[Order] = []
-    promised = {d.asked for d in step.desks}
-    givers = [w for w, d in _with(step, Status.BUSY) if d.waiting and d.asked is None]
-    givers.sort(key=lambda w: -step.desks[w].waiting)
-    for worker, desk in _with(step, Status.IDLE, Status.TRAINING):
+    promised = {state.asked for state in rollout.workers}
+    donors = [w for w, state in _with(rollout, Status.BUSY) if state.waiting and state.asked is None]
+    donors.sort(key=lambda w: -rollout.workers[w].waiting)
+    for worker, state in _with(rollout, Status.IDLE, Status.TRAINING):
         if worker in promised:
             continue
-        if givers:
-            giver = givers.pop(0)
-            waiting = step.desks[giver].waiting
-            orders.append(Release(giver, f"worker {worker} has run dry, {waiting} wait here", -(-waiting // 2), worker))
-            if desk.training:
-                orders.append(Stop(worker, f"there is something to take from worker {giver}"))
-        elif train and not desk.training:
+        if donors:
+            donor = donors.pop(0)
+            waiting = rollout.workers[donor].waiting
+            orders.append(Release(donor, f"worker {worker} has run dry, {waiting} wait here", -(-waiting // 2), worker))
+            if state.training:
+                orders.append(Stop(worker, f"there is something to take from worker {donor}"))
+        elif train and not state.training:
             orders.append(Train(worker, "nothing to decode and nothing to take"))
     return orders
 
 
-def _deal(step: RolloutState) -> list[Order]:
-    """Give requests that nobody holds to the living: the longest first, each to whom has least to write. A group
+def _deal(rollout: RolloutState) -> list[Order]:
+    """Give free requests to the living: the longest first, each to the worker with the fewest expected tokens. A group
     goes as one while there are enough groups for everybody."""
-    living = [w for w, d in enumerate(step.desks) if d.alive]
+    living = [w for w, state in enumerate(rollout.workers) if state.alive]
     if not living:
         return []
     groups: dict[int, list[int]] = {}
-    for request in sorted(step.free):
-        groups.setdefault(request // step.group, []).append(request)
-    lots = list(groups.values()) if len(groups) >= len(living) else [[request] for request in sorted(step.free)]
-    length = {lot[0]: sum(step.expected[r] for r in lot) for lot in lots}
-    load = {w: sum(step.expected[r] for r in step.desks[w].holds) for w in living}
+    for request in sorted(rollout.free):
+        groups.setdefault(request // rollout.group, []).append(request)
+    lots = list(groups.values()) if len(groups) >= len(living) else [[request] for request in sorted(rollout.free)]
+    length = {lot[0]: sum(rollout.expected[r] for r in lot) for lot in lots}
+    load = {w: sum(rollout.expected[r] for r in rollout.workers[w].in_flight) for w in living}
     shares: dict[int, list[int]] = {}
     for lot in sorted(lots, key=lambda lot: (-length[lot[0]], lot[0])):
         worker = min(living, key=lambda w: (load[w], w))
@@ -210,5 +213,5 @@ def _deal(step: RolloutState) -> list[Order]:
     return [Assign(w, f"{len(ids)} requests without a worker", tuple(ids)) for w, ids in sorted(shares.items())]
 
 
-def _with(step: RolloutState, *status: Status) -> Iterable[tuple[int, WorkerState]]:
-    return [(w, d) for w, d in enumerate(step.desks) if d.status in status]
+def _with(rollout: RolloutState, *status: Status) -> Iterable[tuple[int, WorkerState]]:
+    return [(w, state) for w, state in enumerate(rollout.workers) if state.status in status]

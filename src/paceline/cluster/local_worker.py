@@ -10,10 +10,10 @@ from paceline.process.program import join_parent
 
 def main() -> None:
     driver = join_parent()
-    config, post = driver.receive()
-    if post.cores:
-        os.sched_setaffinity(0, post.cores)
-    serve(config, post, driver.receive, driver.send)
+    config, spec = driver.receive()
+    if spec.cores:
+        os.sched_setaffinity(0, spec.cores)
+    serve(config, spec, driver.receive, driver.send)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.cluster.coordinator import Report
 from paceline.core import Completion
+
+if TYPE_CHECKING:
+    from paceline.rollout.stats import EngineStats, RoundRecord
+    from paceline.spot.trainer import TrainingStats
+
+LOADING = "loading"
+"""What a worker does before it is ready, as `Failed.doing` has it."""
 
 
 @dataclass(frozen=True)
@@ -15,8 +22,10 @@ class WorkerSpec:
     """Where a worker works and what it begins with."""
 
     number: int
-    life: int
+    generation: int
+    """Counts the starts of this worker, from 1."""
     workers: int
+    """Of the whole cluster."""
     source: str
     """The policy: a folder or a hub id."""
     state: Path | None
@@ -54,9 +63,9 @@ class RolloutProgress(Report):
 
     completions: tuple[Completion, ...]
     waiting: int
-    """Requests that it holds and has not begun."""
+    """How many of its requests have not begun."""
     tokens: int
-    """Written since the rollout began."""
+    """Generated since the rollout began."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +104,41 @@ class Failed(Report):
 class RolloutMode:
     """How a rollout is made."""
 
-    engine: Literal["adaptive", "plain", "twin"] = "adaptive"
-    """`plain` is one that never guesses. A `twin` is as the adaptive one but has seen none of its answers, and uses the
-    same drafter."""
-    keep_rounds: bool = False
-    """For a picture of every round."""
+    engine: Literal["adaptive", "plain", "adaptive_control"] = "adaptive"
+    """`plain` never speculates. `adaptive_control` is an adaptive engine of its own, to compare with: it uses the same
+    drafter, but its tuner and its n-gram index have seen none of the completions of the first one."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """A stretch of a rollout in which a worker did not decode; seconds by the wall clock."""
+
+    kind: Literal["idle", "training"]
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class RolloutOutcome:
+    """What a worker did in a rollout, as plain records: whoever draws timelines makes spans of them."""
+
+    worker: int
+    step: int
+    activities: list[Activity]
+    rounds: list[RoundRecord]
+    clock_offset: float
+    """Wall-clock time at the zero of the rounds' clock, in seconds."""
+    stats: EngineStats
+    training: TrainingStats
+    """Of the drafter, since the rollout began."""
+    explored_s: float
+    """Seconds in strategies other than the best known one, out of `tuned_s`."""
+    tuned_s: float
+    """Seconds in rounds whose strategy the tuner chose."""
+
+    def seconds(self, kind: Literal["idle", "training"]) -> float:
+        return sum(activity.seconds for activity in self.activities if activity.kind == kind)

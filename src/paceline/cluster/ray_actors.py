@@ -1,46 +1,58 @@
 """Workers as actors of a Ray cluster, on one machine or many. An actor runs the same loop as a local process does, in a
-thread of its own; calls and reports pass through two queues that its methods fill and empty.
-
-Ray may keep a caller waiting without end, when its head is gone for example. So the driver itself only ever waits for
-answers, with a deadline; everything else is asked of Ray by a thread, one thing after the other.
+thread of its own; calls and reports pass through two queues that its methods fill and empty. The driver itself only
+ever waits for answers, with a deadline; everything else is asked of Ray by a thread (`ray_thread.py`).
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import queue
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from paceline.cluster.addresses import why_unreachable
 from paceline.cluster.coordinator import Lost, Report
 from paceline.cluster.deadline import within
 from paceline.cluster.messages import Call, Failed, WorkerSpec
-from paceline.cluster.ray_cluster import choose_ray_device, connect, first_line, import_ray, parse_address
+from paceline.cluster.ray_cluster import choose_ray_device, connect, import_ray, parse_address
 from paceline.cluster.ray_placement import Placement
+from paceline.cluster.ray_thread import ANSWER_S, RayThread
 from paceline.cluster.ray_worker import Actor
 from paceline.config import Config
-from paceline.errors import RunError, UserError
 
 __all__ = ["RayActors", "choose_ray_device"]
 
-ANSWER_S = 10.0  # seconds for what Ray has at hand already
-GONE_S = 15.0  # seconds without an answer after which the head of the cluster is gone; Ray itself ends the driver at 60
 CLOSE_S = 10.0  # seconds for Ray to let go
 END_S = 2.0  # seconds for actors to end by themselves
+
+
+@dataclass
+class _Remote:
+    """The present generation of a worker."""
+
+    spec: WorkerSpec
+    actor: Any = None
+    """Of the former generation, until the new one is created."""
+    where: Any = None
+    """Host and process, as a reference that Ray resolves."""
+    sent: int = 0
+    """Calls so far."""
 
 
 class RayActors:
     actor: type = Actor
     """What runs on the other side."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, log: Path | None = None):
+        """What workers print goes to Ray's own logs."""
         ray = import_ray()
-        self._config, self._ray = config, ray
+        self._config = config
+        self._ray = ray
         self._own = not ray.is_initialized()
         if self._own:
             connect(ray, config.cluster.address)
@@ -48,47 +60,43 @@ class RayActors:
         alone = self._own and not config.cluster.address and not os.environ.get("RAY_ADDRESS")
         self.host = "127.0.0.1" if alone else ray.util.get_node_ip_address()
         self.cores = int(ray.cluster_resources().get("CPU", 1))
-        self._actors: dict[int, Any] = {}
-        self._posts: dict[int, WorkerSpec] = {}
-        self._sent: dict[int, int] = {}  # calls to the present life of each
-        self._asked: dict[Any, tuple[int, int]] = {}  # open questions -> worker and life
-        self._where: dict[int, Any] = {}
-        self._lost: set[tuple[int, int]] = set()  # worker and life, told or about to be
+        self._workers: dict[int, _Remote] = {}
+        self._asked: dict[Any, tuple[int, int]] = {}  # open questions -> worker and generation
+        self._lost: set[tuple[int, int]] = set()  # worker and generation, told or about to be
         self._losses: list[Report] = []  # to be told
         self._lock = threading.Lock()  # for all of the above
-        self._failed: Exception | None = None
-        self._gcs = parse_address(ray.get_runtime_context().gcs_address)
         try:
-            gpus = 1 / config.cluster.workers_per_gpu if choose_ray_device(config) == "cuda" else 0
-            self._places = Placement(ray, config.cluster.workers, gpus)
+            device = choose_ray_device(config)
+            gpus = 1 / config.cluster.workers_per_gpu if device == "cuda" else 0
+            self._placement = Placement(ray, config.cluster.workers, gpus)
         except BaseException:
             self._leave()
             raise
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._busy_since: float | None = None
-        self._closed = threading.Event()
-        threading.Thread(target=self._do_work, daemon=True).start()
-        threading.Thread(target=self._watch_head, daemon=True).start()
+        self.devices = [device] * config.cluster.workers
+        self.core_sets: list[tuple[int, ...]] = [()] * config.cluster.workers
+        head = parse_address(ray.get_runtime_context().gcs_address)
+        self._thread = RayThread(head, str(config.run_dir))
 
     # The driver's side
 
-    def start(self, post: WorkerSpec) -> None:
+    def start(self, spec: WorkerSpec) -> None:
         with self._lock:
-            self._posts[post.number] = post
-            self._sent[post.number] = 0
-            self._where.pop(post.number, None)
-        self._work.put(lambda: self._create(post))
+            before = self._workers.get(spec.number)
+            self._workers[spec.number] = _Remote(spec, before.actor if before else None)
+        self._thread.do(lambda: self._create(spec))
 
-    def send(self, worker: int, call: Call) -> None:
-        with self._lock:
-            post, number = self._posts[worker], self._sent[worker]
-            self._sent[worker] += 1
-        self._work.put(lambda: self._call(post, number, call))
+    def send(self, workers: Sequence[int], call: Call) -> None:
+        for worker in workers:
+            with self._lock:
+                remote = self._workers[worker]
+                number = remote.sent
+                remote.sent += 1
+            self._thread.do(partial(self._call, remote, number, call))
 
     def receive(self, seconds: float) -> list[Report]:
         end = time.monotonic() + seconds
         while True:
-            self._check()
+            self._thread.check()
             out = self._take_lost() or self._take_answers(min(max(end - time.monotonic(), 0), 0.2))
             if out or time.monotonic() >= end:
                 return out
@@ -96,17 +104,17 @@ class RayActors:
     def kill(self, worker: int) -> None:
         """It is lost from now on, whether or not Ray can still reach it."""
         with self._lock:
-            post = self._posts[worker]
-        self._lose(worker, post.life)
+            generation = self._workers[worker].spec.generation
+        self._lose(worker, generation)
 
     def pid(self, worker: int) -> int:
         """On its own host."""
         return int(self._where_is(worker)[2])
 
-    def places(self) -> dict[int, str]:
+    def hosts(self) -> dict[int, str]:
         """Where each worker is: the name of its host, and the address."""
         found = {}
-        for worker in sorted(self._posts):
+        for worker in sorted(self._workers):
             try:
                 name, address, _ = self._where_is(worker)
             except (self._ray.exceptions.RayError, TimeoutError):  # lost meanwhile, which `receive` says
@@ -115,81 +123,42 @@ class RayActors:
         return found
 
     def close(self) -> None:
-        self._closed.set()
-        self._work.put(None)
+        self._thread.close()
         with self._lock:
-            actors = list(self._actors.values())
-            self._actors.clear()
+            actors = [remote.actor for remote in self._workers.values() if remote.actor is not None]
+            for remote in self._workers.values():
+                remote.actor = None
             self._asked.clear()
-        if self._failed is None:
+        if self._thread.failed is None:
             self._try(lambda: [self._ray.kill(actor) for actor in actors])
-            self._try(self._places.remove)
+            self._try(self._placement.remove)
         else:  # only its head can kill; Ray prints a warning for each that ends by itself
             self._try(lambda: self._end(actors))
         self._leave()
 
     # What the thread does
 
-    def _do_work(self) -> None:
-        while True:
-            work = self._work.get()
-            if work is None:
-                return
-            self._busy_since = time.monotonic()
-            try:
-                work()
-            except Exception as err:  # noqa: BLE001 (raised by `receive`)
-                self._failed = self._failed or err
-                return
-            finally:
-                self._busy_since = None
-
-    def _create(self, post: WorkerSpec) -> None:
-        if (post.number, post.life) in self._lost:
+    def _create(self, spec: WorkerSpec) -> None:
+        if (spec.number, spec.generation) in self._lost:
             return
-        before = self._actors.get(post.number)
+        before = self._workers[spec.number].actor
         if before is not None:
             self._ray.kill(before)
-        options = self._places.options(post.number, again=before is not None)
+        options = self._placement.options(spec.number, again=before is not None)
         make = self._ray.remote(max_concurrency=4, **options)(self.actor)
-        actor = make.remote(self._config, post)
+        actor = make.remote(self._config, spec)
         with self._lock:
-            self._actors[post.number] = actor
-            self._where[post.number] = actor.where.remote()
-            self._asked[actor.reports.remote()] = (post.number, post.life)
+            remote = self._workers[spec.number]  # of a later generation perhaps, which then ends this actor
+            remote.actor = actor
+            remote.where = actor.where.remote()
+            self._asked[actor.reports.remote()] = (spec.number, spec.generation)
 
-    def _call(self, post: WorkerSpec, number: int, call: Call) -> None:
-        if self._posts[post.number].life == post.life and post.number in self._actors:
-            self._actors[post.number].call.remote(number, call)
-
-    def _watch_head(self) -> None:
-        """Ray's own way to notice that its head is gone is to end the process, without a word of ours."""
-        seen = time.monotonic()
-        while not self._closed.wait(1.0):
-            if why_unreachable(self._gcs, 2.0) is None:
-                seen = time.monotonic()
-            elif time.monotonic() - seen > GONE_S:
-                self._failed = self._gone(f"its head has not answered for {GONE_S:.0f} s")
-                return
+    def _call(self, remote: _Remote, number: int, call: Call) -> None:
+        actor = remote.actor
+        if self._workers[remote.spec.number] is remote and actor is not None:
+            actor.call.remote(number, call)
 
     # Listening
-
-    def _check(self) -> None:
-        """Raise what went wrong in the meantime."""
-        since = self._busy_since
-        if self._failed is None and since is not None and time.monotonic() - since > GONE_S + ANSWER_S:
-            self._failed = self._gone("Ray on this machine does not answer")
-        if self._failed is None:
-            return
-        if isinstance(self._failed, (RunError, UserError)):
-            raise self._failed
-        raise self._gone(first_line(self._failed)) from self._failed
-
-    def _gone(self, why: str) -> RunError:
-        return RunError(
-            f"the Ray cluster at {self._gcs[0]}:{self._gcs[1]} is gone ({why}); go on from the last checkpoint with: "
-            f"paceline train --resume {self._config.run_dir}"
-        )
 
     def _take_lost(self) -> list[Report]:
         with self._lock:
@@ -212,46 +181,47 @@ class RayActors:
         with self._lock:
             if question not in self._asked:  # given up meanwhile
                 return []
-            worker, life = self._asked[question]
+            worker, generation = self._asked[question]
         try:
             reports: list[Report] = self._ray.get(question, timeout=ANSWER_S)
         except errors.GetTimeoutError:  # it is there, but does not come: asked for again, until the worker is given up
             return []
         except errors.RayError as err:
             if isinstance(err, errors.RayActorError) and "creation task" not in str(err):
-                self._lose(worker, life)
+                self._lose(worker, generation)
                 return self._take_lost()
             with self._lock:  # an error, not a death: the same would happen again
-                self._forget(worker, life)
+                self._forget(worker, generation)
             text = re.sub(r"\x1b\[\d+m", "", str(err)).strip()  # without Ray's colours
-            return [Failed(worker, life, None, "starting", "error", text.splitlines()[-1], text)]
+            return [Failed(worker, generation, None, "starting", "error", text.splitlines()[-1], text)]
         with self._lock:
             del self._asked[question]
-            self._asked[self._actors[worker].reports.remote()] = (worker, life)
+            self._asked[self._workers[worker].actor.reports.remote()] = (worker, generation)
         return reports
 
-    def _lose(self, worker: int, life: int) -> None:
+    def _lose(self, worker: int, generation: int) -> None:
         """Told once, at the next occasion."""
         with self._lock:
-            if (worker, life) in self._lost:
+            if (worker, generation) in self._lost:
                 return
-            self._lost.add((worker, life))
-            self._losses.append(Lost(worker, life))
-            self._forget(worker, life)
-            actor = self._actors.get(worker)
+            self._lost.add((worker, generation))
+            self._losses.append(Lost(worker, generation))
+            self._forget(worker, generation)
+            actor = self._workers[worker].actor
         if actor is not None:
-            self._work.put(lambda: self._ray.kill(actor))
+            self._thread.do(lambda: self._ray.kill(actor))
 
-    def _forget(self, worker: int, life: int) -> None:
-        self._asked = {question: who for question, who in self._asked.items() if who != (worker, life)}
+    def _forget(self, worker: int, generation: int) -> None:
+        self._asked = {question: who for question, who in self._asked.items() if who != (worker, generation)}
 
     def _where_is(self, worker: int) -> tuple[str, str, int]:
         end = time.monotonic() + ANSWER_S
-        while worker not in self._where and time.monotonic() < end:
+        while self._workers[worker].where is None and time.monotonic() < end:
             time.sleep(0.01)
-        if worker not in self._where:
+        where = self._workers[worker].where
+        if where is None:
             raise TimeoutError(f"worker {worker} has not been started within {ANSWER_S:.0f} s")
-        return self._ray.get(self._where[worker], timeout=max(end - time.monotonic(), 0.1))
+        return self._ray.get(where, timeout=max(end - time.monotonic(), 0.1))
 
     # The end
 

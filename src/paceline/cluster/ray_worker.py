@@ -18,24 +18,24 @@ ORPHAN_S = 2.0  # seconds between looks for the parent
 
 
 class Actor:
-    def __init__(self, config: Config, post: WorkerSpec):
+    def __init__(self, config: Config, spec: WorkerSpec):
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._early: dict[int, Call] = {}
         self._next, self._order = 0, threading.Lock()
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-        self._thread = threading.Thread(target=self._serve, args=(config, post), daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(config, spec), daemon=True)
         self._thread.start()
 
-    def _serve(self, config: Config, post: WorkerSpec) -> None:
+    def _serve(self, config: Config, spec: WorkerSpec) -> None:
         try:
             from paceline.cluster.serve import serve
 
-            serve(config, post, self._next_call, self._reports.put)
+            serve(config, spec, self._next_call, self._reports.put)
         except BaseException as err:  # noqa: BLE001 (it is told to the driver, which ends the run)
             sentence = f"{type(err).__name__}: {err}"
             self._reports.put(
-                Failed(post.number, post.life, None, "serving", "error", sentence, traceback.format_exc())
+                Failed(spec.number, spec.generation, None, "serving", "error", sentence, traceback.format_exc())
             )
 
     def _next_call(self, block: bool) -> Call | None:

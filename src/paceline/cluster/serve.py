@@ -1,4 +1,4 @@
-"""The life of a worker: take calls, do what there is to do in between, say how it goes.
+"""The main loop of a worker: take calls, do what there is to do in between, say how it goes.
 
 An error is not a death: it is told with its traceback and with what the worker was doing, and the worker stays, so that
 the driver can still have it save its part of the run.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from safetensors import SafetensorError
 
 from paceline.cluster.coordinator import Report
-from paceline.cluster.messages import Call, Failed, Returned, WorkerSpec
+from paceline.cluster.messages import LOADING, Call, Failed, Returned, WorkerSpec
 from paceline.cluster.peers import PeerLost
 from paceline.cluster.worker import Worker
 from paceline.config import Config
@@ -20,15 +20,14 @@ from paceline.errors import UserError
 
 Inbox = Callable[[bool], Call | None]
 """Gives the next call; waits for one if asked to. Does not return when the driver is gone."""
-LOADING = "loading"
-WRITES = ("save", "settle")  # calls that write what a run keeps
+WRITES = ("save", "accept_drafter")  # calls that write what a run keeps
 
 
-def serve(config: Config, post: WorkerSpec, inbox: Inbox, tell: Callable[[Report], None]) -> None:
+def serve(config: Config, spec: WorkerSpec, inbox: Inbox, tell: Callable[[Report], None]) -> None:
     try:
-        worker = Worker(config, post, tell)
+        worker = Worker(config, spec, tell)
     except Exception as err:  # noqa: BLE001 (it is told to the driver, which ends the run)
-        tell(failure(post, None, LOADING, err))
+        tell(failure(spec, None, LOADING, err))
         return
     tell(worker.ready())
     while True:
@@ -42,17 +41,17 @@ def serve(config: Config, post: WorkerSpec, inbox: Inbox, tell: Callable[[Report
             else:
                 worker.turn()
         except PeerLost as err:  # the others form a new process group, with this worker in it
-            tell(failure(post, number, doing, err))
+            tell(failure(spec, number, doing, err))
             continue
         except Exception as err:  # noqa: BLE001 (as above)
             worker.abandon()
-            tell(failure(post, number, doing, err))
+            tell(failure(spec, number, doing, err))
             continue
         if number is not None:
-            tell(Returned(post.number, post.life, number, value))
+            tell(Returned(spec.number, spec.generation, number, value))
 
 
-def failure(post: WorkerSpec, call: int | None, doing: str, err: Exception) -> Failed:
+def failure(spec: WorkerSpec, call: int | None, doing: str, err: Exception) -> Failed:
     """What the driver is told of an exception; called where it is handled."""
     unreachable: tuple[int, ...] = getattr(err, "unreachable", ())
     sentence = str(err).strip().partition("\n")[0]
@@ -66,4 +65,4 @@ def failure(post: WorkerSpec, call: int | None, doing: str, err: Exception) -> F
         kind = "error"
         sentence = f"{type(err).__name__}: {sentence}" if sentence else type(err).__name__
     trace = traceback.format_exc()
-    return Failed(post.number, post.life, call, doing, kind, sentence, trace, unreachable)  # type: ignore[arg-type]
+    return Failed(spec.number, spec.generation, call, doing, kind, sentence, trace, unreachable)  # type: ignore[arg-type]

@@ -1,13 +1,24 @@
-"""How the driver reaches its workers: three ways behind one small interface."""
+"""How the driver reaches its workers: one small interface, and the transports by name. A new one is a file with a class
+and a line here; `cluster.backend` then takes its name."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Protocol
 
 from paceline.cluster.coordinator import Report
-from paceline.cluster.messages import Call, Returned, WorkerSpec
-from paceline.cluster.worker import Worker
+from paceline.cluster.messages import Call, WorkerSpec
 from paceline.config import Config
+from paceline.errors import UserError
+
+TRANSPORTS = {
+    "in_process": "paceline.cluster.in_process:InProcess",  # `local`, if there is one worker only
+    "local": "paceline.cluster.local:LocalProcesses",
+    "ray": "paceline.cluster.ray_actors:RayActors",
+}
+"""Name -> module and class. Loaded when used: Ray need not be installed, and only workers need all of PyTorch."""
 
 
 class Transport(Protocol):
@@ -15,12 +26,19 @@ class Transport(Protocol):
     """By which workers reach the driver."""
     cores: int
     """CPU cores that the workers share."""
+    devices: list[str]
+    """Of each worker."""
+    core_sets: list[tuple[int, ...]]
+    """For each worker the CPU cores that are its own; empty where it may use any."""
 
-    def start(self, post: WorkerSpec) -> None:
-        """Begin a new life of a worker, which will say that it is ready."""
+    def __init__(self, config: Config, log: Path):
+        """What workers print goes to the file `log`, where they are processes of this machine."""
 
-    def send(self, worker: int, call: Call) -> None:
-        """To a worker that may be gone already."""
+    def start(self, spec: WorkerSpec) -> None:
+        """Begin a new generation of a worker, which will say that it is ready."""
+
+    def send(self, workers: Sequence[int], call: Call) -> None:
+        """The same to each of these, which may be gone already."""
 
     def receive(self, seconds: float) -> list[Report]:
         """What workers have said, waiting for so long if nobody has; `Lost` for those that have ended."""
@@ -28,47 +46,16 @@ class Transport(Protocol):
     def kill(self, worker: int) -> None:
         """End a worker, whatever it is doing; it will be reported as lost."""
 
-    def places(self) -> dict[int, str]:
+    def hosts(self) -> dict[int, str]:
         """Which worker is on which host, where that can be anywhere."""
 
     def close(self) -> None:
         """End all of them."""
 
 
-class InProcess:
-    """One worker, here. It works whenever the driver listens."""
-
-    host = "localhost"
-    cores = 1
-
-    def __init__(self, config: Config):
-        self._config = config
-        self._reports: list[Report] = []
-        self.worker: Worker | None = None
-
-    def start(self, post: WorkerSpec) -> None:
-        self.worker = Worker(self._config, post, self._reports.append)
-        self._reports.append(self.worker.ready())
-
-    def send(self, worker: int, call: Call) -> None:
-        assert self.worker is not None
-        value = getattr(self.worker, call.name)(*call.args)
-        if call.number is not None:
-            self._reports.append(Returned(worker, self.worker.post.life, call.number, value))
-
-    def receive(self, seconds: float) -> list[Report]:
-        assert self.worker is not None
-        if not self._reports and self.worker.busy:
-            self.worker.turn()
-        reports = self._reports[:]
-        self._reports.clear()
-        return reports
-
-    def kill(self, worker: int) -> None:
-        raise AssertionError("a worker in the driver's own process cannot be lost")
-
-    def places(self) -> dict[int, str]:
-        return {}
-
-    def close(self) -> None:
-        self.worker = None
+def load_transport(name: str) -> type[Transport]:
+    if name not in TRANSPORTS:
+        raise UserError(f"cluster.backend={name} is unknown; there are: {', '.join(TRANSPORTS)}")
+    module, _, kind = TRANSPORTS[name].partition(":")
+    transport: type[Transport] = getattr(import_module(module), kind)
+    return transport

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from rich.console import Console
 
-from paceline.cluster.make import choose_workers
+from paceline.cluster.devices import choose_workers
 from paceline.cluster.messages import RolloutMode
 from paceline.commands.compared import (
     ADAPTIVE_MODE,
@@ -41,9 +41,9 @@ from paceline.setup.build import choose_device
 from paceline.setup.memory import engines_to_compare
 
 ROLLOUT_MODES = {
-    ADAPTIVE_MODE: RolloutMode("adaptive", True),
-    PLAIN_MODE: RolloutMode("plain", True),
-    NO_TRAINING_MODE: RolloutMode("twin", True),
+    ADAPTIVE_MODE: RolloutMode("adaptive"),
+    PLAIN_MODE: RolloutMode("plain"),
+    NO_TRAINING_MODE: RolloutMode("adaptive_control"),
 }
 SHARED_PARTS = ("update_actor", "train_drafter", "merge_drafter")  # of a step, done once for all modes
 

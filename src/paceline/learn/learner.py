@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.config import Config
-from paceline.core import Trajectory, mix_seed
+from paceline.core import Trajectory, TrajectoryFacts, mix_seed
 from paceline.learn import advantages as adv
 from paceline.learn.logprobs import Watch, hidden_states, token_logprobs
 from paceline.learn.losses import clipped, importance_weights, kl_k3, policy_loss, token_weights
@@ -26,6 +26,9 @@ from paceline.learn.schedule import learning_rate
 from paceline.model.decoder import Decoder
 
 T = TypeVar("T")
+Answers = Sequence[Trajectory | TrajectoryFacts]
+"""All answers of a step: whole where this learner is given a share of the work that has them, else what is known of
+them."""
 ADVANTAGES = {"grpo": adv.grpo, "dapo": adv.grpo, "dr_grpo": adv.dr_grpo, "rloo": adv.rloo}
 SUMMED = ("loss", "entropy", "clipped", "update_kl", "mismatch", "mismatch_k3", "kl")
 
@@ -64,7 +67,7 @@ class Score(NamedTuple):
 class UpdateBatch:
     """What a step teaches."""
 
-    answers: list[Trajectory]
+    answers: Answers
     scores: list[Score]
     advantage: list[Tensor]
     updates: list[list[int]]
@@ -122,7 +125,7 @@ class Learner:
             done.append(self.apply(lesson, update, sums))
         return mean_metrics(done)
 
-    def score(self, answers: list[Trajectory], share: Sequence[int]) -> list[Score]:
+    def score(self, answers: Answers, share: Sequence[int]) -> list[Score]:
         """What has to be known of these answers before the policy changes."""
         c = self.config.learn
         # Old log-probabilities are the present ones, unless more than one update is made of the same answers.
@@ -134,11 +137,11 @@ class Learner:
         reference = self._logprobs(self.reference, mine) if self.reference is not None else nothing
         return [Score(*pair) for pair in zip(old, reference, strict=True)]
 
-    def lesson(self, answers: list[Trajectory], step: int, scores: list[Score]) -> UpdateBatch:
+    def lesson(self, answers: Answers, step: int, scores: list[Score]) -> UpdateBatch:
         c = self.config.learn
         rewards = torch.tensor([a.reward for a in answers], dtype=torch.float64)
         if c.overlong_buffer:
-            lengths = torch.tensor([len(a.tokens) for a in answers])
+            lengths = torch.tensor([a.num_tokens for a in answers])
             limit = self.config.rollout.max_tokens
             rewards = rewards + adv.overlong_penalty(lengths, limit, c.overlong_buffer, c.overlong_penalty)
         advantage = self._advantages(rewards, answers, scores)
@@ -151,10 +154,10 @@ class Learner:
         """Whether each answer is pulled towards the reference, whatever its advantage."""
         return self.reference is not None and self.config.learn.algorithm != "reinforce_pp"
 
-    def _advantages(self, rewards: Tensor, answers: list[Trajectory], scores: list[Score]) -> list[Tensor]:
+    def _advantages(self, rewards: Tensor, answers: Answers, scores: list[Score]) -> list[Tensor]:
         """Advantage of every token, a tensor per answer."""
         c = self.config.learn
-        lengths = torch.tensor([len(a.tokens) for a in answers])
+        lengths = torch.tensor([a.num_tokens for a in answers])
         if c.algorithm == "reinforce_pp":
             pairs = [(s.old, s.reference) for s in scores if s.old is not None and s.reference is not None]
             kl = torch.cat([(old - reference).double().cpu() for old, reference in pairs]) if pairs else None
@@ -176,12 +179,12 @@ class Learner:
         return [sorted(part.tolist()) for part in order.tensor_split(c.minibatches) if len(part)]
 
     @torch.no_grad()
-    def _logprobs(self, model: Decoder, answers: list[Trajectory]) -> list[Tensor]:
+    def _logprobs(self, model: Decoder, answers: Answers) -> list[Tensor]:
         """Log-probabilities of all answers under a model, a tensor per answer."""
         out: list[Tensor] = [torch.empty(0)] * len(answers)
         for batch in self._micro_batches(answers, range(len(answers)), torch.float32):
             logp, _ = token_logprobs(model, batch, self.temperature)
-            for i, part in zip(batch.answers, logp.split([len(answers[i].tokens) for i in batch.answers]), strict=True):
+            for i, part in zip(batch.answers, logp.split([answers[i].num_tokens for i in batch.answers]), strict=True):
                 out[i] = part
         return out
 
@@ -191,7 +194,7 @@ class Learner:
         c, answers = self.config.learn, lesson.answers
         wide = torch.float64 if self.model.dtype == torch.float64 else torch.float32
         members = lesson.updates[update]
-        lengths = torch.tensor([len(answers[i].tokens) for i in members])
+        lengths = torch.tensor([answers[i].num_tokens for i in members])
         weights = token_weights(lengths, _known(c.aggregate), self.config.rollout.max_tokens)
         weight_of = dict(zip(members, weights.split(lengths.tolist()), strict=True))
         watch = self.watch if update < lesson.fresh else None
@@ -249,9 +252,7 @@ class Learner:
         )
         return loss
 
-    def _micro_batches(
-        self, answers: list[Trajectory], share: Sequence[int], wide: torch.dtype
-    ) -> Iterator[MicroBatch]:
+    def _micro_batches(self, answers: Answers, share: Sequence[int], wide: torch.dtype) -> Iterator[MicroBatch]:
         """Answers that go through the model together."""
         for part in plan([answers[i].length for i in share], self.config.learn.micro_tokens):
             yield pack(answers, [share[i] for i in part], self.model.device, wide)
@@ -264,7 +265,7 @@ class Learner:
         """Clip, step, and say what happened; gradients and `sums` are those of the whole update. One that is not finite
         is thrown away."""
         c = self.config.learn
-        tokens = sum(len(lesson.answers[i].tokens) for i in lesson.counted(update))
+        tokens = sum(lesson.answers[i].num_tokens for i in lesson.counted(update))
         rate = learning_rate(self.updates, self.total_updates, c.lr, c.warmup_steps, c.decay, c.lr_end)
         grads = [p for p in self.model.parameters() if p.grad is not None]
         norm = float(torch.nn.utils.clip_grad_norm_(grads, c.max_grad_norm))

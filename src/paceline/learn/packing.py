@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paceline.core import Trajectory
+from paceline.core import Trajectory, TrajectoryFacts
 
 
 @dataclass
@@ -36,13 +37,16 @@ def plan(lengths: list[int], micro_tokens: int) -> list[list[int]]:
     return [sorted(members) for _, members in bins]
 
 
-def pack(answers: list[Trajectory], members: list[int], device: torch.device, dtype: torch.dtype) -> MicroBatch:
+def pack(
+    answers: Sequence[Trajectory | TrajectoryFacts], members: list[int], device: torch.device, dtype: torch.dtype
+) -> MicroBatch:
     row: list[int] = []
     predicts: list[int] = []
     targets: list[int] = []
     logp: list[float] = []
     for i in members:
         a = answers[i]
+        assert isinstance(a, Trajectory), "what is packed is here"
         start = len(row) + len(a.prompt) - 1  # the last prompt token predicts the first token of the answer
         predicts += range(start, start + len(a.tokens))
         row += [*a.prompt, *a.tokens]

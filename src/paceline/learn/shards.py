@@ -30,7 +30,7 @@ def make_slots(sizes: Mapping[str, int], count: int) -> list[list[str]]:
     return [[names[i] for i in share] for share in deal([sizes[name] for name in names], count)]
 
 
-def place(slots: int, members: Sequence[int]) -> list[Holders]:
+def assign_holders(slots: int, members: Sequence[int]) -> list[Holders]:
     """For each slot the workers that hold it, the first of which answers for it."""
     n = len(members)
     return [tuple(members[(slot + k) % n] for k in range(min(COPIES, n))) for slot in range(slots)]

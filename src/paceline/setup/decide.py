@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline.cluster.local import my_cores
+from paceline.cluster.devices import my_cores
 from paceline.config import Config
 from paceline.draft.eagle.loss import rate_for_width
 from paceline.draft.strategy import PLAIN, default_strategies

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from rich.table import Table
 
-from paceline.cluster.make import choose_workers
+from paceline.cluster.devices import choose_workers
 from paceline.config import Config
 from paceline.draft.eagle.model import WINDOW, DrafterShape, EagleModel
 from paceline.draft.eagle.vocabulary import guessable

@@ -17,7 +17,7 @@ WHAT = {
     "gradients": ("paceline.learn.learner", "Learner", "gradients"),
     "apply": ("paceline.learn.learner", "Learner", "apply"),
     "save": ("paceline.cluster.worker", "Worker", "save"),
-    "merge": ("paceline.cluster.worker", "Worker", "merge"),
+    "merge": ("paceline.cluster.worker", "Worker", "merge_drafters"),
 }
 
 
@@ -75,9 +75,9 @@ class Finder(importlib.abc.MetaPathFinder):
             if name == "paceline.cluster.worker":
                 init = made.Worker.__init__
 
-                def remember(self, config, post, tell):
-                    made.NUMBER = post.number
-                    init(self, config, post, tell)
+                def remember(self, config, spec, tell):
+                    made.NUMBER = spec.number
+                    init(self, config, spec, tell)
 
                 made.Worker.__init__ = remember
                 made.Worker.echo = lambda self, data: data

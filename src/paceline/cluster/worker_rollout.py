@@ -1,0 +1,97 @@
+"""A worker's part in rollouts: the engines that decode, and what the driver hears of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.cluster.coordinator import Released
+from paceline.cluster.messages import RolloutMode, RolloutOutcome, RolloutProgress, WorkerSpec
+from paceline.cluster.reporter import Reporter
+from paceline.cluster.rollout_log import RolloutLog
+from paceline.config import Config
+from paceline.core import Completion, Request
+from paceline.draft.eagle.model import EagleModel
+from paceline.model.decoder import Decoder
+from paceline.model.tokenizer import load_tokenizer
+from paceline.rollout import RolloutEngine
+from paceline.setup.build import make_engine
+from paceline.spot.trainer import TrainingStats
+
+
+class WorkerRollout:
+    def __init__(
+        self, config: Config, spec: WorkerSpec, model: Decoder, drafter: EagleModel | None, reporter: Reporter
+    ):
+        self.config = config
+        self.spec = spec
+        self.model = model
+        self.drafter = drafter
+        self.reporter = reporter
+        # Only stop texts need a tokenizer here, and it takes seconds to load.
+        self._decode = load_tokenizer(spec.source).decode if config.rollout.stop else None
+        self._engines: dict[str, RolloutEngine] = {}
+        self.adaptive = self._engine("adaptive")
+        self.engine = self.adaptive
+        self.log = self._new_log(step=0)
+
+    def _engine(self, name: str) -> RolloutEngine:
+        """Made when it is first asked for."""
+        if name not in self._engines:
+            config = self.config
+            if name == "plain":
+                plain = config.speculation.model_copy(update={"mode": "plain"})
+                config = config.model_copy(update={"speculation": plain})
+            self._engines[name] = make_engine(self.model, config, self._decode, self.drafter, self.spec.sharing)
+        return self._engines[name]
+
+    def _new_log(self, step: int) -> RolloutLog:
+        return RolloutLog(self.spec.number, step, self.engine, alone=self.spec.workers == 1)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the present rollout is the one that drafters learn from."""
+        return self.engine is self.adaptive
+
+    @property
+    def unfinished(self) -> int:
+        """Requests."""
+        return self.engine.unfinished
+
+    def begin(self, step: int, mode: RolloutMode) -> bool:
+        """A rollout begins -> whether it is the first one of its step."""
+        first = step != self.log.step
+        self.engine = self._engine(mode.engine)
+        self.engine.clear()
+        self.log = self._new_log(step)
+        return first
+
+    def assign(self, requests: Sequence[Request]) -> None:
+        if not self.engine.unfinished:
+            self.log.begin(None)
+        self.engine.submit(requests)
+
+    def release(self, count: int) -> None:
+        """Give up to so many requests that have not begun."""
+        released = tuple(self.engine.release(count))
+        self.reporter.tell(Released(self.spec.number, self.spec.generation, released))
+        if not self.engine.unfinished:
+            self.log.begin("idle")
+
+    def step(self) -> list[Completion]:
+        """One round -> what it has finished."""
+        return self.engine.step()
+
+    def report(self, done: Sequence[Completion]) -> None:
+        """Say how decoding goes, after a round."""
+        if done or self.reporter.quiet:
+            progress = RolloutProgress(
+                self.spec.number, self.spec.generation, tuple(done), self.engine.waiting, self.log.tokens
+            )
+            self.reporter.tell(progress)
+        if not self.engine.unfinished:
+            self.log.begin("idle")
+
+    def end(self, training: TrainingStats) -> RolloutOutcome:
+        outcome = self.log.end(training)
+        self.engine = self.adaptive
+        return outcome
