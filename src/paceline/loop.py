@@ -45,7 +45,8 @@ from paceline.spot.learning import when_to_train
 from paceline.spot.trainer import TrainingStats
 from paceline.spot.versions import Versions
 from paceline.tasks import Task, make_task
-from paceline.tasks.reward_pool import RewardPool, RewardResult
+from paceline.tasks.reward_pool import RewardPool
+from paceline.tasks.reward_process import RewardResult
 from paceline.tasks.rewards import Reward, total
 from paceline.tasks.tasks import choose_style
 
@@ -103,13 +104,13 @@ class TrainLoop:
         self.task = task or make_task(config.task, config.seed, style)
         functions = rewards or reward_functions(config, self.task)
         r = config.reward
-        self.judge = RewardPool(functions, r.workers, r.timeout_s, run.folder / "rewards.log", r.start_timeout_s)
+        self.rewards = RewardPool(functions, r.workers, r.timeout_s, run.folder / "rewards.log", r.start_timeout_s)
         try:
             self.progress = run.restore()
             self.sampling = make_sampling(config, self.tokenizer.eos_ids)
             self.cluster = make_cluster(config, run, self.view.note)
         except BaseException:
-            self.judge.close()
+            self.rewards.close()
             raise
         try:
             if config.cluster.backend == "ray":  # which only now is there to be asked
@@ -130,7 +131,7 @@ class TrainLoop:
             self.outcomes: list[RolloutOutcome] = []
             """Of the rollouts of the present step, on every worker."""
             self._encode(self.task.sample(0))  # a prompt that cannot work is better found now
-            self.judge.ready()
+            self.rewards.ready()
         except BaseException:
             self.close()
             raise
@@ -146,7 +147,7 @@ class TrainLoop:
 
     def close(self) -> None:
         try:
-            self.judge.close()
+            self.rewards.close()
         finally:
             self.cluster.close()
             self.run.unlock()
@@ -298,17 +299,17 @@ class TrainLoop:
                     group = groups[completion.request.id // samples]
                     group.completions[completion.request.id] = completion
                     text = self.tokenizer.decode(completion.tokens)
-                    self.judge.submit(completion.request.id, group.sample, text, completion.tokens)
+                    self.rewards.submit(completion.request.id, group.sample, text, completion.tokens)
                 finished += len(completions)
-                self._take(self.judge.collect(), groups)
+                self._take(self.rewards.collect(), groups)
                 self.view.rollout_progress(finished, self.cluster.tokens)
                 # Between two tokens is as good a place as any: a step that is dropped is made again, the same.
                 self.stopping.check()
         with clock.part("reward"):  # what is left of the last answers; the rest was judged meanwhile
-            while self.judge.open:
+            while self.rewards.open:
                 with self.stopping.at_once():
-                    verdicts = self.judge.collect(block=True)
-                self._take(verdicts, groups)
+                    results = self.rewards.collect(block=True)
+                self._take(results, groups)
         for group in groups.values():
             self.lengths.learn(group.prompt, [len(c.tokens) for c in group.completions.values()])
         with clock.part("end"):  # whoever trains is in the middle of a step
@@ -344,16 +345,16 @@ class TrainLoop:
             )
         return tokens
 
-    def _take(self, verdicts: list[RewardResult], groups: dict[int, Group]) -> None:
-        for verdict in verdicts:
-            group = groups[verdict.ticket // self.config.rollout.samples]
-            if verdict.error:
-                self._reward_failed(verdict.error, group.sample)
-                group.rewards[verdict.ticket] = self.config.reward.error_value
-                group.values[verdict.ticket] = {"errors": 1.0}
+    def _take(self, results: list[RewardResult], groups: dict[int, Group]) -> None:
+        for result in results:
+            group = groups[result.request_id // self.config.rollout.samples]
+            if result.error:
+                self._reward_failed(result.error, group.sample)
+                group.rewards[result.request_id] = self.config.reward.error_value
+                group.values[result.request_id] = {"errors": 1.0}
             else:
-                group.rewards[verdict.ticket] = total(self.judge.functions, verdict.values)
-                group.values[verdict.ticket] = verdict.values
+                group.rewards[result.request_id] = total(self.rewards.functions, result.values)
+                group.values[result.request_id] = result.values
 
     def _reward_failed(self, error: str, sample: Sample) -> None:
         prompt = sample.prompt if isinstance(sample.prompt, str) else sample.prompt[-1]["content"]
