@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from search_traces import Searcher, full_answer
 
 from paceline.core import Request, SamplingParams
 from paceline.draft.eagle.model import EagleModel, load_drafter, save_drafter
@@ -43,6 +42,7 @@ from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.rollout import EngineSettings, RolloutEngine
 from paceline.setup.build import DRAFTER
 from paceline.tasks.countdown import LEVELS, TAIL, Countdown, Level, make_problem, prompt_of, solves
+from search_traces import Searcher, full_answer
 
 WORDS = ["<pad>", "<eos>", "<unk>", "<think>", "</think>", "<answer>", "</answer>"]
 CHARACTERS = ["\n", *map(chr, range(32, 127))]

@@ -59,7 +59,10 @@ CASES = {
     "no drafter": (["cluster.workers=1", "speculation.drafter=none", "speculation.suffix=false"], NO_TRAINING),
     "plain": (["cluster.workers=1", "speculation.mode=plain"], NO_TRAINING),
     "dapo": (["cluster.workers=1", "learn.algorithm=dapo", "learn.aggregate=null"], NO_TRAINING),
-    "no importance weights": (["cluster.workers=1", "learn.is_cap=null"], NO_TRAINING | {"learn.is_cap": "it is off"}),
+    "no importance weights": (
+        ["cluster.workers=1", "learn.importance_sampling_cap=null"],
+        NO_TRAINING | {"learn.importance_sampling_cap": "it is off"},
+    ),
 }
 
 

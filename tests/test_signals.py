@@ -34,7 +34,7 @@ WORDS = [
     "steps=3", "rollout.prompts=2", "rollout.samples=4", "rollout.max_tokens=24", "checkpoint.every=2",
     "log.tensorboard=false", "model.threads=1", "learn.lr=1e-4", "learn.algorithm=grpo", "task.difficulty=easy", DIGITS,
     # Drafts are verified by passes over several tokens, which round like single ones only in float64.
-    "model.dtype=float64", "cluster.workers=1", "spot.when=update", "spot.rarely=1",
+    "model.dtype=float64", "cluster.workers=1", "spot.when=update", "spot.max_interval=1",
 ]  # fmt: skip
 SOAKED = [pytest.param("rollout", backend, marks=pytest.mark.soak) for backend in ("local", "ray")]
 PHASES: dict[str, tuple[type, str]] = {
