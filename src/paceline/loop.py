@@ -135,7 +135,7 @@ class TrainLoop:
         with clock.part("update_actor"):
             trajectories = [one for group in groups for one in group.trajectories()]
             metrics = self.cluster.update(trajectories, self.progress.step)
-        self._check_update(metrics)
+        self.saver.check_update(metrics, self.config.learn.max_bad_updates)
 
         tokens = sum(len(one.tokens) for one in trajectories)
         metrics |= describe_groups(groups) | stats.metrics() | self.recorder.describe_workers(self.outcomes)
@@ -237,16 +237,6 @@ class TrainLoop:
                 raise self.saver.fix_and_resume(error, ", or count such answers with reward.on_error=value")
             self.view.note(f"{error}; counted as {self.config.reward.error_value:g}")
             group.set_reward(result.request_id, self.config.reward.error_value, {"errors": 1.0})
-
-    def _check_update(self, metrics: dict[str, float]) -> None:
-        if not metrics["actor/skipped"]:
-            self.progress.bad_updates = 0
-            return
-        self.progress.bad_updates += 1
-        step = self.progress.step + 1
-        self.view.note(f"step {step}: the loss or its gradient was not finite, so the update was skipped")
-        if self.progress.bad_updates >= self.config.learn.max_bad_updates:
-            raise self.saver.not_finite()
 
 
 def train(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -216,3 +217,12 @@ def test_rewards_run_beside_the_caller(file):
     pool.submit(1, SAMPLE, "ok", [])
     assert pool.collect() == [] and pool.open == 2
     pool.close()
+
+
+def test_a_reward_of_ones_own_touches_no_file_of_the_package():
+    """It is a function in a file of the user's, named in a setting: here the one of examples/."""
+    example = Path(__file__).parents[2] / "examples" / "custom_reward.py"
+    name = f"{example}:right_and_brief"
+    sample = Sample(0, "?", {"numbers": [1, 2], "target": 3})
+    right, wrong = results([(name, 1.0)], ["<answer>1+2</answer>", "<answer>1-2</answer>"], sample)
+    assert 1.0 < right.values[name] < 1.2 and wrong.values[name] == 0.0

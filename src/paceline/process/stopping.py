@@ -1,7 +1,7 @@
 """Stopping a run when somebody asks for it: Ctrl-C, a scheduler's SIGTERM, a terminal that goes away, another thread.
 
-The first time, a run ends at the next place where it can be saved; the second time at once. Nothing here knows what a
-run is, and only the standard library is imported: worker and reward processes use it too.
+The first time, a run ends at the next moment at which it can be saved; the second time at once. Nothing here knows what
+a run is, and only the standard library is imported: worker and reward processes use it too.
 """
 
 from __future__ import annotations

@@ -77,14 +77,21 @@ class RunSaver:
         saved = self.save_if_whole()
         return RunError(f"{sentence}; {saved}; fix it and resume with: {self.run.resume_command}{otherwise}")
 
-    def not_finite(self) -> RunError:
-        """Too many updates in a row were skipped: save the policy before them."""
-        self.save()
-        return RunError(
-            f"{self.progress.bad_updates} updates in a row were not finite (learn.max_bad_updates); the policy before "
-            f"them is saved after step {self.progress.step}; try a lower learn.lr and resume with: "
-            f"{self.run.resume_command}"
-        )
+    def check_update(self, metrics: dict[str, float], limit: int) -> None:
+        """Note an update that was skipped because it was not finite; after `limit` of them in a row the run is saved
+        and stops."""
+        if not metrics["actor/skipped"]:
+            self.progress.bad_updates = 0
+            return
+        self.progress.bad_updates += 1
+        step = self.progress.step
+        self.note(f"step {step + 1}: the loss or its gradient was not finite, so the update was skipped")
+        if self.progress.bad_updates >= limit:
+            self.save()
+            raise RunError(
+                f"{limit} updates in a row were not finite (learn.max_bad_updates); the policy before them is saved "
+                f"after step {step}; try a lower learn.lr and resume with: {self.run.resume_command}"
+            )
 
 
 def stopped(run: Run, stopping: Stopping, when: str) -> Stopped:

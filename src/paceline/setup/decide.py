@@ -48,7 +48,8 @@ def decide(config: Config, shape: DecoderConfig, style: str, newest: Path | None
 
 def decide_for_device(config: Config, device: torch.device) -> Config:
     """What depends on whether workers have a GPU."""
-    c, r = config.cluster, config.rollout
+    c = config.cluster
+    r = config.rollout
     cuda = device.type == "cuda"
     model: dict[str, Any] = {"dtype": str(as_dtype(config.model.dtype, device)).removeprefix("torch.")}
     if config.model.device == "auto":

@@ -106,7 +106,8 @@ def plan_memory(
     config: Config, shape: DecoderConfig, memory: DeviceMemory, workers: int = 1, engines: int = 1
 ) -> MemoryPlan:
     """For `workers` of which as many as `memory` says share the device, each with this many engines."""
-    learn, rollout = config.learn, config.rollout
+    learn = config.learn
+    rollout = config.rollout
     cuda = memory.cuda
     dtype = as_dtype(config.model.dtype, memory.device)
     with torch.device("meta"):
