@@ -2,7 +2,7 @@
 
     python benchmarks/make_reasoner.py --preset embedded --minutes 4 --out OUT      # the model that ships with Paceline
 
-No data and no weights are needed: traces come from `paceline.tasks.search`, as many as there is time for. Minutes on a
+No data and no weights are needed: traces come from `search_traces.py`, as many as there is time for. Minutes on a
 GPU; on a CPU in principle. The last line is JSON.
 
 A model with the cost of a large one and real behaviour, without downloads: train the active layers, train a drafter on
@@ -42,7 +42,7 @@ from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.rollout import EngineSettings, RolloutEngine
 from paceline.setup.build import DRAFTER
 from paceline.tasks.countdown import LEVELS, TAIL, Countdown, Level, make_problem, prompt_of, solves
-from paceline.tasks.search import Searcher, full_answer
+from search_traces import Searcher, full_answer
 
 WORDS = ["<pad>", "<eos>", "<unk>", "<think>", "</think>", "<answer>", "</answer>"]
 CHARACTERS = ["\n", *map(chr, range(32, 127))]

@@ -28,8 +28,8 @@ from paceline.setup.build import find_drafter
 ARMS = {
     "plain": ["speculation.mode=plain", "spot.when=off"],
     "frozen": ["speculation.drafter=auto", "spot.when=off"],
-    "trained": ["speculation.drafter=auto", "spot.when=tail", "spot.rarely=1"],
-    "from nothing": ["speculation.drafter=new", "spot.when=tail", "spot.rarely=1"],
+    "trained": ["speculation.drafter=auto", "spot.when=tail", "spot.max_interval=1"],
+    "from nothing": ["speculation.drafter=new", "spot.when=tail", "spot.max_interval=1"],
 }
 
 

@@ -24,7 +24,7 @@ from .processes import gone
 
 WORDS = [
     *SMALL, "steps=12", "rollout.max_tokens=60", "checkpoint.every=2", "cluster.workers=2", "cluster.restarts=100000",
-    "reward.workers=2", "spot.when=tail", "spot.rarely=1", "model.threads=1",
+    "reward.workers=2", "spot.when=tail", "spot.max_interval=1", "model.threads=1",
 ]  # fmt: skip
 SAME = ("critic/rewards/mean", "actor/pg_loss", "response_length/mean", "actor/grad_norm")
 KINDS = {

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from paceline.config import Config, describe_recipe, describe_settings, load_config, recipe_names
-from paceline.errors import UserError
+from paceline.config import (
+    Config,
+    config_from,
+    describe_recipe,
+    describe_settings,
+    load_config,
+    recipe_names,
+    setting_names,
+)
+from paceline.config.renamed import RENAMED
+from paceline.errors import RenamedSetting, UserError
 from paceline.learn.algorithms import PRESETS, resolve
 
 
@@ -68,8 +80,10 @@ def test_a_recipe_that_was_named_is_told(tmp_path):
 
 
 def test_lists_and_nulls_on_the_command_line():
-    config = load_config(None, ["rollout.stop=['a', 'b']", "learn.is_cap=null", "reward.functions=[{function: math}]"])
-    assert config.rollout.stop == ["a", "b"] and config.learn.is_cap is None
+    config = load_config(
+        None, ["rollout.stop=['a', 'b']", "learn.importance_sampling_cap=null", "reward.functions=[{function: math}]"]
+    )
+    assert config.rollout.stop == ["a", "b"] and config.learn.importance_sampling_cap is None
     assert config.reward.functions[0].weight == 1.0
 
 
@@ -181,3 +195,49 @@ def test_a_section_without_entries_is_empty(tmp_path):
     recipe = tmp_path / "r.yaml"
     recipe.write_text("rollout:\n")
     assert load_config(str(recipe), ["rollout.samples=3"]).rollout.samples == 3
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_names_that_settings_had_before_keep_working(old, new, tmp_path):
+    """In a recipe, an override, a section on the command line and in Python, each with a warning that says the new
+    name; whatever comes last counts, by whichever name."""
+    section, _, before = old.rpartition(".")
+    now = new.rpartition(".")[2]
+    value = {"lr_scheduler": "cosine"}.get(now, 3)
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(f"{section}:\n  {before}: {value}\n")
+    get = lambda config: getattr(getattr(config, section), now)  # noqa: E731
+    usual = get(Config())
+    assert value != usual
+    with pytest.warns(RenamedSetting, match=f"'{old}' in .*r.yaml is now called '{new}'"):
+        assert get(load_config(str(recipe))) == value
+    with pytest.warns(RenamedSetting, match=f"'{old}' in the command line is now called '{new}'"):
+        assert get(load_config("default", [f"{old}={value}"])) == value
+    with pytest.warns(RenamedSetting, match=new):
+        assert get(load_config("default", [f"{section}={{{before}: {value}}}"])) == value
+    with pytest.warns(RenamedSetting, match=f"in Trainer.* is now called '{new}'"):
+        assert get(config_from({old: value}, "Trainer(...)")) == value
+    with pytest.warns(RenamedSetting):
+        assert get(load_config(str(recipe), [f"{new}={usual}"])) == usual
+    recipe.write_text(f"{section}:\n  {now}: {value}\n")
+    with pytest.warns(RenamedSetting):
+        assert get(load_config(str(recipe), [f"{old}={usual}"])) == usual
+    recipe.write_text(f"{section}:\n  {now}: {value}\n  {before}: {value}\n")
+    with pytest.warns(RenamedSetting), pytest.raises(UserError, match=f"two names of one setting; keep '{new}'"):
+        load_config(str(recipe))
+
+
+def test_what_was_renamed_is_a_setting_and_nothing_else():
+    assert set(RENAMED.values()) <= set(setting_names()) and not set(RENAMED) & set(setting_names())
+    assert all(old.rpartition(".")[0] == new.rpartition(".")[0] for old, new in RENAMED.items())
+
+
+def test_a_nearly_right_new_name_is_understood():
+    with pytest.raises(UserError, match=r"did you mean 'learn\.importance_sampling_cap'"):
+        load_config(None, ["learn.importance_sampling=2"])
+
+
+def test_a_renamed_setting_is_one_line_on_the_terminal():
+    command = [sys.executable, "-m", "paceline", "plan", "cluster.workers=1", "spot.rarely=4"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == "paceline: the setting 'spot.rarely' in the command line is now called 'spot.max_interval'\n"

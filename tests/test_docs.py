@@ -92,7 +92,7 @@ def test_the_settings_page_has_every_setting():
     assert [name for name in page if "[]" not in name] == setting_names()
     assert {name for name in page if "[]" in name} == {"reward.functions[].function", "reward.functions[].weight"}
     assert all(row.count(" | ") == 2 and row.endswith("* |") for row in rows), "a | in a description ends its cell"
-    assert "| `512` | Longest answer.<br>*whole number from 1* |" in page["rollout.max_tokens"]
+    assert "| `512` | Most tokens of a completion.<br>*whole number from 1* |" in page["rollout.max_tokens"]
     assert "*number above 0 or `null`*" in page["rollout.kv_memory_gb"]
     assert "*one of `adaptive`, `plain`*" in page["speculation.mode"]
     assert "`[0.9, 0.999]`" in page["learn.betas"] and "*list of 2 numbers*" in page["learn.betas"]

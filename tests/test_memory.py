@@ -102,11 +102,10 @@ def test_the_parts_are_what_they_take():
 @pytest.mark.parametrize("recompute", [False, True])
 def test_activations_are_what_autograd_keeps(recompute):
     from paceline.learn.logprobs import _recomputed
-    from paceline.setup.memory import _activations
+    from paceline.learn.memory import activation_elements
 
     model = tiny_model(dtype=torch.float32, num_hidden_layers=6).requires_grad_(True)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    config = settings(f"learn.activation_checkpointing={str(recompute).lower()}")
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -121,7 +120,7 @@ def test_activations_are_what_autograd_keeps(recompute):
         run = _recomputed if recompute else None
         hidden, _ = model(tokens, attention.positions(), attention, run=run)
     assert hidden.requires_grad
-    planned = 4 * _activations(config, model.config, 256)
+    planned = 4 * activation_elements(model.config, 256, recompute)
     # What it plans for beyond that is the layer that the backward pass is in.
     assert sum(kept.values()) < planned < (2.0 if not recompute else 6.0) * sum(kept.values())
 

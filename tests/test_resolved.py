@@ -10,7 +10,8 @@ import torch
 import yaml
 
 from paceline.config import Config, load_config
-from paceline.errors import UserError
+from paceline.config.renamed import RENAMED
+from paceline.errors import RenamedSetting, UserError
 from paceline.loop import TrainLoop, train
 from paceline.report.rundata import read_run
 from paceline.run import Run
@@ -59,7 +60,10 @@ CASES = {
     "no drafter": (["cluster.workers=1", "speculation.drafter=none", "speculation.suffix=false"], NO_TRAINING),
     "plain": (["cluster.workers=1", "speculation.mode=plain"], NO_TRAINING),
     "dapo": (["cluster.workers=1", "learn.algorithm=dapo", "learn.aggregate=null"], NO_TRAINING),
-    "no importance weights": (["cluster.workers=1", "learn.is_cap=null"], NO_TRAINING | {"learn.is_cap": "it is off"}),
+    "no importance weights": (
+        ["cluster.workers=1", "learn.importance_sampling_cap=null"],
+        NO_TRAINING | {"learn.importance_sampling_cap": "it is off"},
+    ),
 }
 
 
@@ -224,3 +228,27 @@ def test_the_report_shows_what_was_given(tmp_path):
     defaults = dict(flat(Config().model_dump(mode="json")))
     typed = {word.partition("=")[0] for word in SMALL}
     assert set(changed) <= typed | {key for key, value in recipe.items() if value != defaults[key]}
+
+
+def test_a_run_with_the_names_that_settings_had_before_is_resumed(tmp_path):
+    """Its config.yaml and decided.yaml are read by the earlier names, and written again by the present ones."""
+    folder = tmp_path / "run"
+    words = [*SMALL, "cluster.workers=1", "learn.importance_sampling_cap=1.5", "spot.max_interval=3"]
+    train(load_config(None, [*words, "steps=1", f"run_dir={folder}"]))
+    config, decided = folder / "config.yaml", folder / "decided.yaml"
+    text = config.read_text().replace("steps: 1\n", "steps: 2\n")
+    for old, new in RENAMED.items():
+        name = f"  {new.rpartition('.')[2]}:"
+        assert name in text
+        text = text.replace(name, f"  {old.rpartition('.')[2]}:")
+    config.write_text(text)
+    decided.write_text(decided.read_text() + "learn.is_cap:\n  given: 2.0\n  decided: 1.5\n")
+    with pytest.warns(RenamedSetting):
+        run = Run.open(folder)
+    assert run.config.learn.importance_sampling_cap == 1.5 and run.config.spot.max_interval == 3
+    assert run.given().learn.importance_sampling_cap == 2.0, "what decided.yaml says by the earlier name"
+    with pytest.warns(RenamedSetting):
+        train(run.config, resume=folder)
+    assert Run.open(folder).restore().step == 2
+    written = saved(folder)
+    assert set(RENAMED.values()) <= written.keys() and not set(RENAMED) & written.keys()

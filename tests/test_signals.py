@@ -34,7 +34,7 @@ WORDS = [
     "steps=3", "rollout.prompts=2", "rollout.samples=4", "rollout.max_tokens=24", "checkpoint.every=2",
     "log.tensorboard=false", "model.threads=1", "learn.lr=1e-4", "learn.algorithm=grpo", "task.difficulty=easy", DIGITS,
     # Drafts are verified by passes over several tokens, which round like single ones only in float64.
-    "model.dtype=float64", "cluster.workers=1", "spot.when=update", "spot.rarely=1",
+    "model.dtype=float64", "cluster.workers=1", "spot.when=update", "spot.max_interval=1",
 ]  # fmt: skip
 SOAKED = [pytest.param("rollout", backend, marks=pytest.mark.soak) for backend in ("local", "ray")]
 PHASES: dict[str, tuple[type, str]] = {
@@ -107,7 +107,7 @@ def test_sigterm_in_each_phase(phase, after, undisturbed, tmp_path):
         with pytest.raises(Stopped) as stopped:
             loop.train(load_config(None, [*WORDS, f"run_dir={run}"]))
     assert calls and stopped.value.exit_code == 143
-    said = re.fullmatch(r"stopped after step (\d+); go on with: paceline train --resume (.*)", str(stopped.value))
+    said = re.fullmatch(r"stopped after step (\d+); resume with: paceline train --resume (.*)", str(stopped.value))
     assert said and said[2] == str(run)
     saved = Run.open(run).newest_checkpoint()
     assert saved is not None and saved.name == f"step-{int(said[1]):06d}"
@@ -171,7 +171,7 @@ def test_while_loading_there_is_nothing_to_save(number, code, tmp_path, monkeypa
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(Cluster, "start", struck)
-        with pytest.raises(Stopped, match="stopped while the run was being loaded; go on with: ") as stopped:
+        with pytest.raises(Stopped, match="stopped while the run was being loaded; resume with: ") as stopped:
             loop.train(load_config(None, [*WORDS, "steps=1", f"run_dir={run}"]))
     assert stopped.value.exit_code == code
     assert Run.open(run).newest_checkpoint() is None
@@ -284,7 +284,7 @@ def test_exit_code_and_sentence(number, code, tmp_path):
     process.send_signal(number)
     _, err = process.communicate(timeout=120)
     assert process.returncode == code, err
-    assert re.fullmatch(rf"paceline: stopped after step \d+; go on with: paceline train --resume {run}\n", err)
+    assert re.fullmatch(rf"paceline: stopped after step \d+; resume with: paceline train --resume {run}\n", err)
 
 
 def test_twice_is_one_line_and_no_traceback(tmp_path):
@@ -374,7 +374,7 @@ def test_no_orphans_when_stopped_while_workers_load(tmp_path):
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 143, err
-    assert err == f"paceline: stopped while the run was being loaded; go on with: paceline train --resume {run}\n"
+    assert err == f"paceline: stopped while the run was being loaded; resume with: paceline train --resume {run}\n"
     deadline = time.monotonic() + 30
     while any(map(alive, children)):
         assert time.monotonic() < deadline, "a process was left"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from paceline.commands.draft_app import draft_app
-from paceline.errors import RunError, Stopped, UserError
+from paceline.errors import RenamedSetting, RunError, Stopped, UserError
 
 
 class Commands(TyperGroup):
@@ -230,11 +231,21 @@ def settings() -> None:
 
 
 def main() -> None:
+    warnings.formatwarning = _format_warning
     try:
         app()
     except (UserError, RunError) as err:
         _say_last(f"paceline: {err}")
         sys.exit(err.exit_code)
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Python's own form names a line of code, which is of no use for a setting on the command line or in a recipe."""
+    if issubclass(category, RenamedSetting):
+        return f"paceline: {message}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 def _say_last(text: str) -> None:

@@ -2,7 +2,8 @@
 
     Sample ──encoded──► Group of Requests ──► Sequence (while it decodes) ──► Completion ──rewarded──► Trajectory
 
-This module knows nothing of the rest of the package.
+A task yields samples. The loop encodes each one's prompt and makes a group of requests from it; the engine holds a
+request as a sequence until it is finished; the completion goes to the rewards, and with its reward to the learner.
 """
 
 from __future__ import annotations
@@ -19,20 +20,24 @@ Prompt = str | list[dict[str, Any]]
 """Text, or messages for the model's chat template."""
 
 FinishReason = Literal["stop", "length"]
-MAX_BANNED = 8
+"""A stop token or stop string, or max_tokens or the model's context."""
+MAX_BANNED = 8  # stop tokens per request that min_tokens can ban: their ids have so many columns in the sampling table
 
 
 class Filters(IntEnum):
-    """What shapes the distribution beside the temperature; the highest of a batch is what its passes do."""
+    """What changes the distribution besides the temperature. A batch is sampled with the highest of its requests."""
 
     NONE = 0
-    BANS = 1  # tokens that would end the answer too early
+    BANS = 1  # min_tokens: stop tokens have no probability yet
     SORTS = 2  # also top-k, top-p and min-p, for which the vocabulary is sorted
 
 
 @dataclass(frozen=True)
 class Sample:
+    """A row of a task: the prompt, and what its reward functions need to know."""
+
     index: int
+    """In the task's endless stream."""
     prompt: Prompt
     columns: dict[str, Any] = field(default_factory=dict)
     """Passed to the reward functions by name."""
@@ -44,13 +49,19 @@ class Sample:
         """For messages."""
         return f"sample {self.index} ({self.origin})" if self.origin else f"sample {self.index}"
 
+    @property
+    def short(self) -> str:
+        """The beginning of the prompt's text or last message, for messages."""
+        text = self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
+        return repr(text.strip()[:60])
+
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are drawn. Filters apply in the order top-k, top-p, min-p to the logits over the temperature."""
+    """How tokens are sampled. Filters apply in the order top-k, top-p, min-p to softmax(logits / temperature)."""
 
     temperature: float = 1.0
-    """0 is greedy."""
+    """Softmax temperature; 0 is greedy."""
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -58,7 +69,7 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
-    """Texts that end the answer; the tokens that complete one are kept."""
+    """Strings that end the completion; the tokens that complete one are kept."""
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
@@ -83,7 +94,8 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Request:
-    """One answer to be written. Its tokens are a function of the policy and of what is in here, and of nothing else."""
+    """One completion to be generated. Its tokens are a function of the policy and of these fields, and of nothing else:
+    not of the batch, the worker, the drafter or whether there is one."""
 
     id: int
     prompt: tuple[int, ...]
@@ -97,26 +109,34 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
+    """A finished request."""
+
     request: Request
     tokens: list[int]
-    """The answer, without the prompt; ends with the stop token if one ended it."""
+    """Without the prompt; ends with the stop token if one ended it."""
     logprobs: list[float]
     """log p of each token under the policy at the request's temperature, before filters (at 0: temperature 1)."""
     finish_reason: FinishReason
 
+    def __post_init__(self) -> None:
+        assert len(self.tokens) == len(self.logprobs), "every token has its log-probability"
+
 
 @dataclass(eq=False)
 class Sequence:
-    """A request on its way: its tokens so far, and the pages that hold their keys and values."""
+    """A request while the engine has it: its tokens so far, and the KV pages that it owns or shares."""
 
     request: Request
     tokens: list[int]
+    """Of the prompt and of what was generated."""
     logprobs: list[float] = field(default_factory=list)
+    """Of the generated tokens."""
     pages: list[int] = field(default_factory=list)
+    """Numbers of its KV pages, in the order of the tokens that they hold."""
     admitted: int = -1
-    """Order of admission; the latest is paused first when pages run out."""
+    """Order of admission, -1 while it waits; the latest is preempted first when pages run out."""
     slot: int = -1
-    """Where a running request keeps its features."""
+    """Row of the feature ring while it runs, else -1."""
     pace: Pace = field(default_factory=Pace)
     """Of what guesses give it."""
 
@@ -130,13 +150,11 @@ class Sequence:
 
     @property
     def fresh(self) -> bool:
-        """Nothing written yet, so the prompt's pages can be shared with the rest of its group."""
+        """No token generated yet, so the prompt's pages can be shared with the rest of its group."""
         return self.generated == 0
 
     def complete(self, reason: FinishReason) -> Completion:
-        response = self.tokens[len(self.request.prompt) :]
-        assert len(response) == len(self.logprobs), "every token has its log-probability"
-        return Completion(self.request, response, self.logprobs, reason)
+        return Completion(self.request, self.tokens[len(self.request.prompt) :], self.logprobs, reason)
 
 
 @dataclass(frozen=True)
@@ -155,13 +173,16 @@ class TrajectoryFacts:
 
 @dataclass
 class Trajectory:
-    """One answer as the learner sees it."""
+    """A completion with its reward, as the learner takes it."""
 
     prompt: tuple[int, ...]
     tokens: list[int]
     logprobs: list[float]
-    """As the engine reported them."""
+    """Of the tokens, as the engine reported them."""
     reward: float
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens) == len(self.logprobs), "every token has its log-probability"
 
     @property
     def num_tokens(self) -> int:
@@ -169,6 +190,7 @@ class Trajectory:
 
     @property
     def length(self) -> int:
+        """Tokens of prompt and completion."""
         return len(self.prompt) + len(self.tokens)
 
     @property
@@ -178,21 +200,36 @@ class Trajectory:
 
 @dataclass
 class Group:
-    """A prompt and its answers."""
+    """A prompt and its completions, by request id."""
 
     sample: Sample
     prompt: tuple[int, ...]
-    completions: dict[int, Completion] = field(default_factory=dict)  # by request id
+    completions: dict[int, Completion] = field(default_factory=dict)
+    texts: dict[int, str] = field(default_factory=dict)
+    """Of the completions, decoded once when they are finished."""
     rewards: dict[int, float] = field(default_factory=dict)
-    values: dict[int, dict[str, float]] = field(default_factory=dict)  # of each reward function
+    """Weighted sums of the values."""
+    values: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Of each reward function, by its name."""
+
+    def add(self, completion: Completion, text: str) -> None:
+        request = completion.request
+        assert request.prompt == self.prompt and request.id not in self.completions, "a request of this group, once"
+        self.completions[request.id] = completion
+        self.texts[request.id] = text
+
+    def set_reward(self, request_id: int, reward: float, values: dict[str, float]) -> None:
+        assert request_id in self.completions, "a completion is finished before it is rewarded"
+        self.rewards[request_id] = reward
+        self.values[request_id] = values
 
     def trajectories(self) -> list[Trajectory]:
-        ids = sorted(self.completions)
-        done = self.completions
-        return [Trajectory(self.prompt, done[i].tokens, done[i].logprobs, self.rewards[i]) for i in ids]
+        """In the order of their ids, whichever was finished first."""
+        done = [(self.completions[i], self.rewards[i]) for i in sorted(self.completions)]
+        return [Trajectory(self.prompt, c.tokens, c.logprobs, reward) for c, reward in done]
 
 
 def mix_seed(*parts: int | str) -> int:
-    """One seed from several, the same on every machine and in every process."""
+    """One 63-bit seed from several parts, the same on every machine and in every process."""
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

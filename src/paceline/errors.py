@@ -24,6 +24,10 @@ class RunError(Sentence):
     exit_code = 1
 
 
+class RenamedSetting(FutureWarning):
+    """A setting was given by the name that it had before; the message says its present one."""
+
+
 class WorkerFailed(Exception):
     """A worker raised an error. It is not lost, and would raise it again: the run is saved and stops."""
 

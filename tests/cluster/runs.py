@@ -44,7 +44,7 @@ def make(folder: Path, *words: str) -> Recorded:
 
 
 def policy(trainer: Recorded) -> dict[str, Tensor]:
-    trainer._save()
+    trainer.saver.save()
     newest = trainer.run.newest_checkpoint()
     assert newest is not None
     return load_file(newest / "model.safetensors")

@@ -16,7 +16,7 @@ from paceline.run import Run
 from .runs import SMALL
 
 FAULTS = Path(__file__).parent / "faults"
-WORDS = [*SMALL, "steps=3", "rollout.max_tokens=60", "spot.rarely=1", "spot.merge_share=1", "learn.lr=1e-4"]
+WORDS = [*SMALL, "steps=3", "rollout.max_tokens=60", "spot.max_interval=1", "spot.merge_share=1", "learn.lr=1e-4"]
 SAME = ("critic/rewards/mean", "actor/pg_loss", "response_length/mean", "actor/grad_norm")
 SHORT = [(1, "gradients"), (2, "training"), (3, "round")]
 LONG = list(product((1, 2, 3), ("assign", "round", "training", "gradients", "apply", "save", "merge")))

@@ -138,7 +138,7 @@ def test_a_checkpoint_is_whole_after_a_loss(tmp_path, moment):
                     break
         else:
             strike()
-        trainer._save()
+        trainer.saver.save()
         assert cluster.lost == [0] and cluster.members == (1,)
     finally:
         trainer.close()
@@ -154,8 +154,8 @@ def test_a_checkpoint_is_whole_after_a_loss(tmp_path, moment):
 
 def _a_request(trainer: Recorded) -> Request:
     """One that takes a while."""
-    sampling = replace(trainer.sampling, max_tokens=400, min_tokens=400)
-    return Request(0, trainer._open_group(0).prompt, sampling, 0)
+    sampling = replace(trainer.prompts.sampling, max_tokens=400, min_tokens=400)
+    return Request(0, trainer.prompts.group(0).prompt, sampling, 0)
 
 
 def test_the_metrics_say_who_was_lost(tmp_path):

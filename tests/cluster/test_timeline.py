@@ -12,7 +12,13 @@ STEP_S = 0.05
 
 
 def test_the_drafter_is_trained_in_idle_windows_only(tmp_path):
-    words = ["cluster.workers=2", "spot.when=tail", "spot.rarely=1", "rollout.max_tokens=160", "model.dtype=float32"]
+    words = [
+        "cluster.workers=2",
+        "spot.when=tail",
+        "spot.max_interval=1",
+        "rollout.max_tokens=160",
+        "model.dtype=float32",
+    ]
     trainer = make(tmp_path / "run", *words, "steps=4", "rollout.prompts=3", "rollout.samples=3")
     rows = trainer.train()
     decided = [json.loads(line) for line in (tmp_path / "run" / "decisions.jsonl").read_text().splitlines()]

@@ -153,7 +153,14 @@ def test_every_value_for_every_kind_of_setting(tmp_path):
     recipe = tmp_path / "empty.yaml"
     recipe.touch()
     names = ["seed", "rollout.temperature", "rollout.stop", "task.options", "task.system", "learn.betas", "model.path"]
-    for name in [*names, "reward.functions", "speculation.strategies", "log.tensorboard", "rollout", "learn.decay"]:
+    for name in [
+        *names,
+        "reward.functions",
+        "speculation.strategies",
+        "log.tensorboard",
+        "rollout",
+        "learn.lr_scheduler",
+    ]:
         for value in VALUES:
             one_sentence(str(recipe), [f"{name}={value}"])
     for key in KEYS:

@@ -200,7 +200,7 @@ def test_old_policy_reference_and_truncated_weights():
     r = random.Random(1)
     for answer in answers:
         answer.logprobs = [p + r.gauss(0, 0.8) for p in answer.logprobs]
-    learner = Learner(copy.deepcopy(model), config(is_cap=1.5))
+    learner = Learner(copy.deepcopy(model), config(importance_sampling_cap=1.5))
     metrics = learner.update(answers, 0)
     batch = pack(answers, list(range(8)), model.device, torch.float64)
     logp, entropy = token_logprobs(model, batch, 1.0)

@@ -52,7 +52,7 @@ class Struck(TrainLoop):
 @pytest.fixture(scope="session")
 def struck_run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "struck"
-    words = [*QUICK, "steps=5", "cluster.workers=2", "spot.rarely=1", f"run_dir={folder}"]
+    words = [*QUICK, "steps=5", "cluster.workers=2", "spot.max_interval=1", f"run_dir={folder}"]
     run = Run.create(load_config(None, words))
     Struck(run.config, run).train()
     return folder

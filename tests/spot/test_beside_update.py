@@ -93,7 +93,7 @@ def test_training_backs_off_and_a_resumed_run_remembers_it(tmp_path):
     try:
         trainer.versions.backoff.every = 2
         trained = [trainer.step()["drafter/steps"] > 0 for _ in range(3)]
-        trainer._save()
+        trainer.saver.save()
     finally:
         trainer.close()
     assert trained == [True, False, True]

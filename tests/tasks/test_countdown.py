@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 
 from paceline.errors import UserError
 from paceline.tasks.countdown import LEVELS, TAIL, Countdown, make_problem, reward, solves
-from paceline.tasks.search import Searcher, full_answer
+
+from ..conftest import benchmark
+
+search_traces = benchmark("search_traces")
 
 
 def reachable(numbers: tuple[int, ...]) -> set[Fraction]:
@@ -90,11 +93,11 @@ def test_reward_reads_text_and_chat():
 
 @given(st.integers(0, 10**6), st.sampled_from(["easy", "medium", "hard"]))
 @settings(max_examples=200, deadline=None)
-def test_traces_are_true_and_end_right(seed, level):
+def test_traces_are_true_and_end_right(search_traces, seed, level):
     """Each move in a trace is correct arithmetic on numbers at hand, and a found answer solves the problem."""
     r = random.Random(seed)
     problem = make_problem(LEVELS[level], r)
-    text = full_answer(problem, Searcher.draw(r), r)
+    text = search_traces.full_answer(problem, search_traces.Searcher.draw(r), r)
     thoughts = text.split("<think>\n")[1].split("</think>")[0]
     for move in thoughts.replace(",", "\n").replace("!", "\n").splitlines():
         if not move:
@@ -115,13 +118,14 @@ def test_every_step_of_the_tail_has_the_same_mix():
     assert len(TAIL) == 16 and mixes[0] == mixes[1] == mixes[2] == [3] * 7 + [4] * 7 + [5, 6]
 
 
-def test_searching_the_tail_has_a_tail():
+def test_searching_the_tail_has_a_tail(search_traces):
     """As real reasoning: p99 at least eight times p50, and nothing beyond what a context of 9k holds."""
     r = random.Random(1)
     lengths = []
     for i in range(1024):
         problem = make_problem(TAIL[i % len(TAIL)], r)
-        lengths.append(len(full_answer(problem, Searcher.draw_patient(r, len(problem.numbers)), r)))
+        searcher = search_traces.Searcher.draw_patient(r, len(problem.numbers))
+        lengths.append(len(search_traces.full_answer(problem, searcher, r)))
     lengths.sort()
     p50, p99 = lengths[512], lengths[1013]
     assert p99 > 8 * p50 and 4000 < lengths[-1] < 8192

@@ -101,25 +101,25 @@ def file(tmp_path_factory):
     return path
 
 
-def verdicts(name, texts, **settings):
-    judge = RewardPool([(name, 1.0)], **settings)
+def results(name, texts, **settings):
+    pool = RewardPool([(name, 1.0)], **settings)
     try:
-        judge.ready()
-        for ticket, text in enumerate(texts):
-            judge.submit(ticket, SAMPLE, text, [1] * (len(text) // 4))
+        pool.ready()
+        for request_id, text in enumerate(texts):
+            pool.submit(request_id, SAMPLE, text, [1] * (len(text) // 4))
         out = {}
         end = time.monotonic() + DEADLINE
-        while judge.open:
-            assert time.monotonic() < end, "a verdict never came"
-            for verdict in judge.collect(block=True):
-                assert verdict.ticket not in out, "an answer was judged twice"
-                out[verdict.ticket] = verdict
-        pids = [process.child.pid for process in judge._processes]
+        while pool.open:
+            assert time.monotonic() < end, "a result never came"
+            for result in pool.collect(block=True):
+                assert result.request_id not in out, "an answer was rewarded twice"
+                out[result.request_id] = result
+        pids = [process.child.pid for process in pool._processes]
         pids += [pid for process in pids for pid in descendants(process)]
     finally:
-        judge.close()
+        pool.close()
     assert gone(pids)
-    return [out[ticket] for ticket in range(len(texts))]
+    return [out[request_id] for request_id in range(len(texts))]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def verdicts(name, texts, **settings):
 )
 @pytest.mark.parametrize("workers", [1, 2])
 def test_one_bad_answer_costs_one_answer(file, name, problem, workers):
-    got = verdicts(f"{file}:{name}", ["ok", "bad", "ok", "ok"], timeout_s=3, workers=workers)
+    got = results(f"{file}:{name}", ["ok", "bad", "ok", "ok"], timeout_s=3, workers=workers)
     assert [v.error is None for v in got] == [True, problem is None, True, True]
     if problem is not None:
         assert f"{file}:{name}" in got[1].error and problem in got[1].error
@@ -149,7 +149,7 @@ def test_one_bad_answer_costs_one_answer(file, name, problem, workers):
 
 def test_one_that_was_killed_from_outside_is_asked_again(file, tmp_path, monkeypatch):
     monkeypatch.setenv("MARK", str(tmp_path / "killed"))
-    got = verdicts(f"{file}:killed_once", ["ok", "bad", "ok"], timeout_s=60)
+    got = results(f"{file}:killed_once", ["ok", "bad", "ok"], timeout_s=60)
     assert (tmp_path / "killed").exists() and [v.error for v in got] == [None, None, None]
 
 
@@ -157,7 +157,7 @@ def test_one_that_was_killed_from_outside_is_asked_again(file, tmp_path, monkeyp
 def test_answers_of_a_megabyte(file, name):
     """More than any pipe takes, for one that reads nothing and for one that does."""
     texts = ["bad" + "x" * 2**20, *(f"{i}" + "y" * 2**20 for i in range(12))]
-    got = verdicts(f"{file}:{name}", texts, timeout_s=3 if name == "sleeps" else 60)
+    got = results(f"{file}:{name}", texts, timeout_s=3 if name == "sleeps" else 60)
     if name == "length":
         assert [v.values[f"{file}:length"] for v in got] == [len(text) for text in texts]
     else:
@@ -165,17 +165,17 @@ def test_answers_of_a_megabyte(file, name):
 
 
 def test_one_that_dies_again_and_again_stops_the_run(file):
-    judge = RewardPool([(f"{file}:length", 1.0)], timeout_s=60)
+    pool = RewardPool([(f"{file}:length", 1.0)], timeout_s=60)
     try:
-        judge.ready()
+        pool.ready()
         with pytest.raises(UserError, match="times in a row"):
             for _ in range(10):
-                judge._processes[0].child.process.kill()
-                judge._processes[0].child.process.wait()
-                while judge._processes[0].child.process.poll() is not None:
-                    judge.collect(block=True)
+                pool._processes[0].child.process.kill()
+                pool._processes[0].child.process.wait()
+                while pool._processes[0].child.process.poll() is not None:
+                    pool.collect(block=True)
     finally:
-        judge.close()
+        pool.close()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -83,29 +84,29 @@ def file(tmp_path_factory):
     return path
 
 
-def collected(judge):
+def collected(pool):
     out = []
-    while judge.open:
-        out += judge.collect(block=True)
+    while pool.open:
+        out += pool.collect(block=True)
     return out
 
 
-def verdicts(functions, texts, sample=SAMPLE, **settings):
-    judge = RewardPool(functions, **settings)
+def results(functions, texts, sample=SAMPLE, **settings):
+    pool = RewardPool(functions, **settings)
     try:
-        judge.ready()
+        pool.ready()
         for i, text in enumerate(texts):
-            judge.submit(i, sample, text, [1, 2, 3])
-        out = {v.ticket: v for v in collected(judge)}
+            pool.submit(i, sample, text, [1, 2, 3])
+        out = {v.request_id: v for v in collected(pool)}
     finally:
-        judge.close()
+        pool.close()
     return [out[i] for i in range(len(texts))]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_both_signatures_and_weights(file, workers):
     functions = [(f"{file}:trl", 1.0), (f"{file}:compute_score", 0.5), (f"{file}:no_opinion", 9.0)]
-    right, wrong = verdicts(functions, ["it is 4", "it is 5"], workers=workers)
+    right, wrong = results(functions, ["it is 4", "it is 5"], workers=workers)
     assert right.error is None and total(functions, right.values) == 2.0
     assert total(functions, wrong.values) == 0.0
     assert f"{file}:no_opinion" not in right.values
@@ -113,10 +114,10 @@ def test_both_signatures_and_weights(file, workers):
 
 def test_more_forms(file):
     names = ("trl_async", "uses_ids", "short_verl")
-    (verdict,) = verdicts([(f"{file}:{n}", 1.0) for n in names], ["4"])
-    assert list(verdict.values.values()) == [0.25, 3.0, 1.0]
-    (verdict,) = verdicts([(f"{file}:trl_chat", 1.0)], ["4"], sample=CHAT)
-    assert list(verdict.values.values()) == [1.0]
+    (result,) = results([(f"{file}:{n}", 1.0) for n in names], ["4"])
+    assert list(result.values.values()) == [0.25, 3.0, 1.0]
+    (result,) = results([(f"{file}:trl_chat", 1.0)], ["4"], sample=CHAT)
+    assert list(result.values.values()) == [1.0]
 
 
 def test_by_module_name(file, monkeypatch):
@@ -146,47 +147,47 @@ def test_built_in_rewards():
         ("not_a_list", "instead of a list with one value"),
     ],
 )
-def test_what_goes_wrong_is_part_of_the_verdict(file, name, problem, workers):
-    (verdict,) = verdicts([(f"{file}:{name}", 1.0)], ["x"], workers=workers)
-    assert f"{file}:{name}" in verdict.error and problem in verdict.error
+def test_what_goes_wrong_is_part_of_the_result(file, name, problem, workers):
+    (result,) = results([(f"{file}:{name}", 1.0)], ["x"], workers=workers)
+    assert f"{file}:{name}" in result.error and problem in result.error
 
 
 @pytest.mark.parametrize(("name", "problem"), [("hangs", "took longer than 2 s"), ("exits", "ended its process")])
 def test_a_lost_process_costs_one_answer(file, name, problem):
     texts = ["ok", "ok", "slow", "ok", "ok"]
-    got = verdicts([(f"{file}:{name}", 1.0)], texts, timeout_s=2)  # what a busy machine may take for the others
+    got = results([(f"{file}:{name}", 1.0)], texts, timeout_s=2)  # what a busy machine may take for the others
     assert [v.error is None for v in got] == [True, True, False, True, True]
     assert f"{file}:{name}" in got[2].error and problem in got[2].error
 
 
 def test_a_process_that_ended_before_it_was_asked_costs_nothing(file):
-    judge = RewardPool([(f"{file}:exits", 1.0)], workers=1, timeout_s=60)
+    pool = RewardPool([(f"{file}:exits", 1.0)], workers=1, timeout_s=60)
     try:
-        judge.ready()
-        judge._processes[0].child.process.kill()
-        judge._processes[0].child.process.wait()
-        judge.submit(0, SAMPLE, "ok", [1])
-        [verdict] = collected(judge)
+        pool.ready()
+        pool._processes[0].child.process.kill()
+        pool._processes[0].child.process.wait()
+        pool.submit(0, SAMPLE, "ok", [1])
+        [result] = collected(pool)
     finally:
-        judge.close()
-    assert verdict.ticket == 0 and verdict.error is None
+        pool.close()
+    assert result.request_id == 0 and result.error is None
 
 
 def test_more_answers_for_a_process_that_is_ending(file):
-    judge = RewardPool([(f"{file}:exits", 1.0)], workers=1, timeout_s=60)
+    pool = RewardPool([(f"{file}:exits", 1.0)], workers=1, timeout_s=60)
     try:
-        judge.ready()
-        judge.submit(0, SAMPLE, "slow", [1])
-        judge._processes[0].child.process.wait()  # it is gone, and nobody has looked yet
-        judge.submit(1, SAMPLE, "ok", [1])
-        out = {v.ticket: v for v in collected(judge)}
+        pool.ready()
+        pool.submit(0, SAMPLE, "slow", [1])
+        pool._processes[0].child.process.wait()  # it is gone, and nobody has looked yet
+        pool.submit(1, SAMPLE, "ok", [1])
+        out = {v.request_id: v for v in collected(pool)}
     finally:
-        judge.close()
+        pool.close()
     assert "ended its process" in out[0].error and out[1].error is None
 
 
 def test_what_rewards_print_goes_to_a_file(file, tmp_path, capfd):
-    verdicts([(f"{file}:prints", 1.0)], ["x"], log=tmp_path / "rewards.log")
+    results([(f"{file}:prints", 1.0)], ["x"], log=tmp_path / "rewards.log")
     assert "hello from a reward" in (log := (tmp_path / "rewards.log").read_text()) and "goodbye" in log
     assert capfd.readouterr() == ("", "")
 
@@ -205,14 +206,23 @@ def test_what_rewards_print_goes_to_a_file(file, tmp_path, capfd):
 )
 def test_rewards_that_cannot_be_used_are_said_before_the_run(file, name, problem, workers):
     with pytest.raises(UserError, match=problem):
-        verdicts([(name.format(file=file), 1.0)], [], workers=workers)
+        results([(name.format(file=file), 1.0)], [], workers=workers)
 
 
 def test_rewards_run_beside_the_caller(file):
-    """Handing in an answer does not wait for its verdict."""
-    judge = RewardPool([(f"{file}:hangs", 1.0)], timeout_s=30)
-    judge.ready()
-    judge.submit(0, SAMPLE, "slow", [])
-    judge.submit(1, SAMPLE, "ok", [])
-    assert judge.collect() == [] and judge.open == 2
-    judge.close()
+    """Handing in an answer does not wait for its result."""
+    pool = RewardPool([(f"{file}:hangs", 1.0)], timeout_s=30)
+    pool.ready()
+    pool.submit(0, SAMPLE, "slow", [])
+    pool.submit(1, SAMPLE, "ok", [])
+    assert pool.collect() == [] and pool.open == 2
+    pool.close()
+
+
+def test_a_reward_of_ones_own_touches_no_file_of_the_package():
+    """It is a function in a file of the user's, named in a setting: here the one of examples/."""
+    example = Path(__file__).parents[2] / "examples" / "custom_reward.py"
+    name = f"{example}:right_and_brief"
+    sample = Sample(0, "?", {"numbers": [1, 2], "target": 3})
+    right, wrong = results([(name, 1.0)], ["<answer>1+2</answer>", "<answer>1-2</answer>"], sample)
+    assert 1.0 < right.values[name] < 1.2 and wrong.values[name] == 0.0

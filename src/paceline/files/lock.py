@@ -21,7 +21,7 @@ from paceline.files.reading import shorten
 LOCK = ".lock"
 NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 """What disks without locks answer."""
-MOST = 200  # bytes that are read of who holds it
+OWNER_BYTES = 200  # of the lock file that are read: the process that has it
 TRIES = 10  # the file may be removed with its directory, by one that gave up, between opening and locking it
 
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
@@ -88,7 +88,8 @@ class RunLock:
 
     def release(self) -> None:
         if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
+            descriptor = self._descriptor
+            self._descriptor = None
             os.close(descriptor)
 
     def __del__(self) -> None:
@@ -98,7 +99,7 @@ class RunLock:
 
 def _read(descriptor: int) -> str:
     try:
-        return shorten(os.pread(descriptor, MOST, 0).decode("utf-8", "replace").strip())
+        return shorten(os.pread(descriptor, OWNER_BYTES, 0).decode("utf-8", "replace").strip())
     except OSError:
         return ""
 

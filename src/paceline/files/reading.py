@@ -215,7 +215,7 @@ def inside(folder: Path, name: str) -> Path:
     for above in (home.parent, home.parent.parent):  # the folder of a model, or one in it
         if above.name == "snapshots":
             allowed.append(above.parent / "blobs")
-    if not any(file.is_relative_to(place) for place in allowed):
+    if not any(file.is_relative_to(parent) for parent in allowed):
         raise UserError(f"{folder / name} is a link to {file}, outside its folder; put the file itself there")
     return folder / name
 

@@ -233,8 +233,8 @@ class Learner:
         before = _cat([s.old for s in scores], logp)
         before = logp.detach() if before is None else before
         token_loss = policy_loss(logp, before, a, low, high)
-        if c.is_cap is not None:
-            token_loss = token_loss * importance_weights(before, batch.rollout_logp, c.is_cap)
+        if c.importance_sampling_cap is not None:
+            token_loss = token_loss * importance_weights(before, batch.rollout_logp, c.importance_sampling_cap)
         loss = (weight * token_loss).sum()
         reference = _cat([s.reference for s in scores], logp)
         if reference is not None and self._pulls():
@@ -266,7 +266,7 @@ class Learner:
         is thrown away."""
         c = self.config.learn
         tokens = sum(lesson.answers[i].num_tokens for i in lesson.counted(update))
-        rate = learning_rate(self.updates, self.total_updates, c.lr, c.warmup_steps, c.decay, c.lr_end)
+        rate = learning_rate(self.updates, self.total_updates, c.lr, c.warmup_steps, c.lr_scheduler, c.min_lr_ratio)
         grads = [p for p in self.model.parameters() if p.grad is not None]
         norm = float(torch.nn.utils.clip_grad_norm_(grads, c.max_grad_norm))
         loss = float(sums.values["loss"])

@@ -78,7 +78,8 @@ class Trainer:
         if run_dir is not None:
             values["run_dir"] = str(run_dir)
         self.config = config_from(values | dict(settings or {}), "Trainer(...)", recipe)
-        self._task, self._rewards = _task(data, self.config, sent=not here), here
+        self._task = _task(data, self.config, sent=not here)
+        self._rewards = here
         self._resume: Path | None = None
         self._progress = progress
         self._stopping = Stopping()
@@ -90,7 +91,8 @@ class Trainer:
         """Go on with a run. What was given in Python when it began has to be given again."""
         trainer = cls.__new__(cls)
         trainer.config = Run.open(Path(run_dir)).config
-        trainer._resume, trainer._progress = Path(run_dir), progress
+        trainer._resume = Path(run_dir)
+        trainer._progress = progress
         trainer._rewards = _rewards(reward)[1]
         trainer._task = None
         if data is not None:

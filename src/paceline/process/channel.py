@@ -42,6 +42,9 @@ class Channel:
         self._ended = ended
         self._limit = limit
         self._sending = threading.Lock()
+        self._start()
+
+    def _start(self) -> None:
         self._reader = threading.Thread(target=self._read, daemon=True, name="paceline-read")
         self._reader.start()
 
@@ -77,14 +80,8 @@ class Channel:
 class QueuedChannel(Channel):
     """One whose `send` never waits."""
 
-    def __init__(
-        self,
-        end: socket.socket,
-        deliver: Callable[[Any, float], None],
-        ended: Callable[[str], None],
-        limit: int = MAX_BYTES,
-    ):
-        super().__init__(end, deliver, ended, limit)
+    def _start(self) -> None:
+        super()._start()
         self._queue: queue.Queue[bytes | None] = queue.Queue(QUEUED)
         self._writer = threading.Thread(target=self._write, daemon=True, name="paceline-write")
         self._writer.start()

@@ -51,7 +51,7 @@ class Mailbox:
         self._queue: queue.Queue[Said | Ended] = queue.Queue(READ_AHEAD)
 
     def put(self, news: Said | Ended) -> None:
-        """Called by reading threads. Waits for room, unless its child is being closed: then nobody wants it."""
+        """Called by reading threads. Waits while the queue is full, unless its child is being closed."""
         while not news.child.closing:
             try:
                 self._queue.put(news, timeout=0.2)

@@ -39,7 +39,8 @@ class Parent:
 def join_parent() -> Parent:
     """Read what `Child` has put on the command line, make sure that this process ends with its parent, and connect."""
     leave_to_driver()
-    descriptor, lifeline, parent, guarded = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    descriptor, lifeline, parent = (int(word) for word in sys.argv[1:4])
+    guarded = sys.argv[4]
     os.set_inheritable(descriptor, False)  # what a user's code starts must not keep the connection open
     if guarded == "guarded":
         stand_guard(lifeline)

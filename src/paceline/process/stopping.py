@@ -1,7 +1,7 @@
 """Stopping a run when somebody asks for it: Ctrl-C, a scheduler's SIGTERM, a terminal that goes away, another thread.
 
-The first time, a run ends at the next place where it can be saved; the second time at once. Nothing here knows what a
-run is, and only the standard library is imported: worker and reward processes use it too.
+The first time, a run ends at the next moment at which it can be saved; the second time at once. Nothing here knows what
+a run is, and only the standard library is imported: worker and reward processes use it too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Interrupted(BaseException):
 class StoppedAtOnce(KeyboardInterrupt):
     """Asked a second time: nothing more is saved."""
 
-    def __init__(self, number: int, go_on: str):
-        then = f"; go on from the last checkpoint with: {go_on}" if go_on else ""
+    def __init__(self, number: int, resume_command: str):
+        then = f"; resume from the last checkpoint with: {resume_command}" if resume_command else ""
         super().__init__(f"stopped at once, without saving{then}")
         self.exit_code = 128 + number
 
@@ -35,8 +35,8 @@ class Stopping:
     def __init__(self) -> None:
         self.number: int | None = None
         """The first signal that asked."""
-        self.go_on = ""
-        """The command that goes on with the run, for what is said last."""
+        self.resume_command = ""
+        """For what is said last."""
         self._immediately = False
         self._note: Callable[[str], None] = lambda text: None
 
@@ -90,7 +90,7 @@ class Stopping:
         if self.asked:
             if number == signal.SIGHUP:  # kernel, shell and service manager each say that a terminal is gone
                 return
-            raise StoppedAtOnce(number, self.go_on)
+            raise StoppedAtOnce(number, self.resume_command)
         self.number = number
         if self._immediately:
             raise Interrupted

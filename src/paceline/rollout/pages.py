@@ -113,6 +113,12 @@ def page_bytes(config: DecoderConfig, page_size: int, dtype: torch.dtype) -> int
     return 2 * config.layers * config.kv_heads * config.head_dim * page_size * dtype.itemsize
 
 
+def pages_for_batch(batch: int, length: int, page_size: int) -> int:
+    """Pages of a pool in which `batch` requests can grow to `length` tokens: for each one more than its tokens fill,
+    for tokens that a round writes ahead, and the scratch page."""
+    return batch * (-(-length // page_size) + 1) + 1
+
+
 def default_page_size(device: torch.device, max_batch: int) -> int:
     """A GPU wastes less with small pages. A CPU looks at whole pages, as far into them as the longest request needs:
     one large page is best for a single request, but in a batch short ones would pay for long ones."""

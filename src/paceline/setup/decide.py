@@ -21,7 +21,7 @@ from paceline.setup.build import DRAFTER, find_drafter
 from paceline.spot.learning import GENTLE, when_to_train
 
 
-def kept(newest: Path | None) -> list[str]:
+def kept_settings(newest: Path | None) -> list[str]:
     """Settings that a resumed run keeps as they were decided at first: another precision or another wording of prompts
     would change what is learned, how many workers there are is for the user to change, and a drafter that the run has
     trained is its own. Everything else is decided again: it follows from these and from the machine."""
@@ -48,7 +48,8 @@ def decide(config: Config, shape: DecoderConfig, style: str, newest: Path | None
 
 def decide_for_device(config: Config, device: torch.device) -> Config:
     """What depends on whether workers have a GPU."""
-    c, r = config.cluster, config.rollout
+    c = config.cluster
+    r = config.rollout
     cuda = device.type == "cuda"
     model: dict[str, Any] = {"dtype": str(as_dtype(config.model.dtype, device)).removeprefix("torch.")}
     if config.model.device == "auto":

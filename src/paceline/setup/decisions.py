@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 
 from paceline.config import Config, build_config
+from paceline.config.renamed import RENAMED
 from paceline.errors import UserError
 from paceline.files.reading import check, read_yaml
 
@@ -37,9 +38,10 @@ def read_decisions(folder: Path) -> Decisions:
     if not file.exists():
         return {}
     try:
-        return check(Decisions, read_yaml(file) or {}, str(file))
+        decisions = check(Decisions, read_yaml(file) or {}, str(file))
     except UserError as err:
         raise UserError(f"{err}; remove it to take all that config.yaml says as given") from err
+    return {RENAMED.get(key, key): decision for key, decision in decisions.items()}
 
 
 def dump_decisions(made: Decisions) -> str:

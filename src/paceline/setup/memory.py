@@ -1,49 +1,40 @@
 """What a run will need of a device's memory, planned before it starts.
 
-Weights, gradients, optimizer, drafter, KV pages, graphs and what a pass computes on the way share one budget. All but
-the KV pages have a size that follows from the settings; KV pages get what is left, up to what the batch can use. A run
-that does not fit is refused with the settings that would make it fit.
+Weights, gradients, optimizer, drafter, KV pages, graphs and activations share one budget. Each part says its own bytes
+(`learn.memory`, `rollout.memory`, `spot.memory`, `setup.drafter_memory`), so the plan is their sum. All but the KV
+pages have a size that follows from the settings; KV pages get what is left, up to what the batch can use. A run that
+does not fit is refused with the settings that would make it fit (`setup.memory_fit`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
 
 import torch
-from pydantic import Field
 from rich.table import Table
 
 from paceline.cluster.devices import choose_workers
 from paceline.config import Config
-from paceline.draft.eagle.model import WINDOW, DrafterShape, EagleModel
-from paceline.draft.eagle.vocabulary import guessable
 from paceline.draft.strategy import Strategy, default_strategies
 from paceline.errors import UserError
-from paceline.files import reading
-from paceline.kernels.adam import ADAM_CHUNK
 from paceline.learn.algorithms import resolve
-from paceline.learn.logprobs import LOGITS_AT_ONCE
-from paceline.learn.shards import COPIES
+from paceline.learn.memory import learner_pass_bytes, optimizer_bytes, optimizer_step_bytes
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.config import DecoderConfig
 from paceline.model.decoder import Decoder, as_dtype
-from paceline.rollout.pages import CPU_KV_BYTES, GPU_KV_SHARE, default_page_size, page_bytes
-from paceline.setup.build import NEW_WINDOW, choose_device, engine_settings, find_drafter
+from paceline.rollout.memory import graph_bytes, kv_capacity, plan_kv, prefill_bytes, sampling_bytes
+from paceline.rollout.pages import default_page_size
+from paceline.setup.build import choose_device, engine_settings
+from paceline.setup.drafter_memory import plan_drafter
 from paceline.setup.machine import machine_memory
+from paceline.setup.memory_fit import DEFAULT_PROMPT_TOKENS, check_fit
 from paceline.spot.learning import when_to_train
-from paceline.spot.trainer import FIRST_GPU, LEAST, MOST
+from paceline.spot.memory import drafter_training_bytes
 
-PROMPT = 1024  # tokens that a prompt is taken to have where the settings do not limit it
-GRAPHS = 8 * 10**9  # most that captured graphs of the default strategies take
-KV_OF_REST = 0.8  # of what everything else leaves: estimates are estimates
-GPU_RESERVE, CPU_RESERVE = 2 * 10**9, 5 * 10**8  # for the runtime and its libraries
-FRAGMENTS = 0.03  # of a GPU, that no allocation fits into
-LOGIT_BYTES = 20  # per logit and pass of the learner: scores, their float32, log-softmax, entropy, gradients
-RACE_BYTES = 16  # per logit and pass of the engine
-LITTLE = 0.02  # of the whole: a change that saves less is not worth a word
-FOLLOWS = {
+GPU_RESERVE = 2 * 10**9  # bytes for the runtime and its libraries
+CPU_RESERVE = 5 * 10**8  # the same of each worker
+GPU_FRAGMENTS = 0.03  # of a GPU, that no allocation fits into
+SETTINGS_OF = {
     "weights": "model.path, model.dtype",
     "gradients": "as the weights",
     "optimizer": "learn.optimizer_dtype, learn.master_weights",
@@ -55,8 +46,7 @@ FOLLOWS = {
     "reserve": "the runtime and its libraries",
     "KV pages": "rollout.kv_memory_gb, or what is left",
 }
-_Size: Any = Annotated[int, Field(ge=1, le=2**24)]
-Step = tuple[str, Callable[[Config], Config | None]]
+"""What each part of a plan follows from."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +57,20 @@ class DeviceMemory:
     bytes: int
     cuda: bool
     sharing: int = 1
+    """Workers on it."""
 
     @property
     def device(self) -> torch.device:
         return torch.device("cuda" if self.cuda else "cpu")
 
+    @property
+    def reserve(self) -> int:
+        return int(GPU_RESERVE + GPU_FRAGMENTS * self.bytes) if self.cuda else CPU_RESERVE * self.sharing
+
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    room: DeviceMemory
+    memory: DeviceMemory
     parts: dict[str, int]
     """Bytes of all workers on the device, by what they are for; KV pages among them."""
     least_kv: int
@@ -96,11 +91,11 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        return self.least <= self.room.bytes
+        return self.least <= self.memory.bytes
 
     def line(self) -> str:
         parts = ", ".join(f"{name} {gb(size)}" for name, size in self.parts.items() if size > 0.001 * self.total)
-        return f"memory {gb(self.total)} of {gb(self.room.bytes)} GB on {self.room.name}: {parts}"
+        return f"memory {gb(self.total)} of {gb(self.memory.bytes)} GB on {self.memory.name}: {parts}"
 
 
 def gb(size: int) -> str:
@@ -108,94 +103,53 @@ def gb(size: int) -> str:
 
 
 def plan_memory(
-    config: Config, shape: DecoderConfig, room: DeviceMemory, workers: int = 1, engines: int = 1
+    config: Config, shape: DecoderConfig, memory: DeviceMemory, workers: int = 1, engines: int = 1
 ) -> MemoryPlan:
-    """For `workers` of which as many as the room says share the device, each with this many engines."""
-    dtype = as_dtype(config.model.dtype, room.device)
-    policy, drafter, window, own_head = _models(config, shape, dtype)
-    count = sum(p.numel() for p in policy.parameters())
-    largest = max(p.numel() for p in policy.parameters())
-    learn, r = config.learn, config.rollout
-    settings = engine_settings(config, room.device)
-    batch = settings.max_batch
-    context = min(settings.max_length or shape.max_positions, shape.max_positions)
-    longest = min(shape.max_positions, (config.task.max_prompt_tokens or PROMPT) + r.max_tokens)
-    spot = when_to_train(config, drafter is not None)
-
-    parts = {
-        "weights": count * dtype.itemsize,
-        "gradients": count * dtype.itemsize,
-        "optimizer": int(_state_bytes(config, dtype) * count * min(1.0, COPIES / workers)),
-        "reference": count * dtype.itemsize if learn.kl_coef else 0,
-    }
-    tokens = min(max(learn.micro_tokens, longest), r.prompts * r.samples * longest)
-    learning = _activations(config, shape, tokens) * dtype.itemsize
-    learning += min(LOGITS_AT_ONCE, tokens * shape.vocab_size) * LOGIT_BYTES
-    stepping = 0 if room.cuda else min(ADAM_CHUNK, largest) * 4 * 5
-    filling = min(r.prefill_tokens, r.prompts * longest) * _layer_floats(shape) * dtype.itemsize
-    parts["passes"] = max(learning, stepping, filling)
-
-    checked = [s.most_rows(batch) for s in _strategies(config, drafter is not None)]
-    rows = max(checked, default=batch)
-    graphs = int(config.speculation.graph_memory_gb * 1e9) if config.speculation.graph_memory_gb else GRAPHS
-    racing = rows * shape.vocab_size * RACE_BYTES
-    parts["graphs"] = engines * min(graphs, racing + 2**28) if room.cuda and r.cuda_graphs else engines * racing
-    if drafter is not None:
-        size = sum(p.numel() for p in drafter.parameters())
-        ring = (batch + 1) * window * 3 * shape.hidden_size
-        cache = (batch + 1) * window * 2 * shape.kv_heads * shape.head_dim
-        parts["drafter"] = (size + own_head * shape.hidden_size + engines * (ring + cache)) * dtype.itemsize
-        if spot != "off":
-            # A copy, its gradients, masters and two moments in float32, and a step over so many tokens.
-            step = MOST if room.cuda else max(LEAST, FIRST_GPU)
-            scores = step * (own_head or shape.vocab_size) * 12 * 5
-            parts["drafter training"] = size * (2 * dtype.itemsize + 4 * 4) + scores
-            parts["drafter training"] += tokens * 4 * shape.hidden_size * dtype.itemsize
-
-    page = r.page_size or default_page_size(room.device, batch)
-    each = page_bytes(shape, page, dtype)
-    wanted = (batch * (-(-context // page) + 1) + 1) * each
-    least = (-(-min(context, longest) // page) + 2) * each
-    sharing = room.sharing
-    parts = {name: size * sharing for name, size in parts.items() if size}
-    parts["reserve"] = int(GPU_RESERVE + FRAGMENTS * room.bytes) if room.cuda else CPU_RESERVE * sharing
-    left = (room.bytes - sum(parts.values())) // (sharing * engines)
-    if r.kv_memory_gb:
-        kv = min(wanted, int(r.kv_memory_gb * 1e9))
-    elif room.cuda:
-        kv = min(wanted, int(GPU_KV_SHARE * room.bytes) // sharing, int(KV_OF_REST * left))
-    else:
-        kv = min(wanted, CPU_KV_BYTES)
-    kv = max(kv, least) if not r.kv_memory_gb else kv
-    parts["KV pages"] = kv * engines * sharing
-    least = kv if r.kv_memory_gb else least
-    return MemoryPlan(room, parts, least * engines * sharing, kv // each * page, kv)
-
-
-def _models(config: Config, shape: DecoderConfig, dtype: torch.dtype) -> tuple[Decoder, EagleModel | None, int, int]:
-    """Policy and drafter without their numbers, the drafter's window, and the tokens of its own head if it has one."""
+    """For `workers` of which as many as `memory` says share the device, each with this many engines."""
+    learn = config.learn
+    rollout = config.rollout
+    cuda = memory.cuda
+    dtype = as_dtype(config.model.dtype, memory.device)
     with torch.device("meta"):
         policy = Decoder(shape).to(dtype)
-    name = config.speculation.drafter
-    if config.speculation.mode == "plain" or name is None or name == "none":
-        return policy, None, 0, 0
-    width, window, count = shape.intermediate_size, NEW_WINDOW, guessable(shape.vocab_size)
-    if name != "new":
-        try:
-            folder = find_drafter(name, config.model.path)
-            if folder is None:
-                return policy, None, 0, 0
-            own = reading.read_object(folder / "config.json")
-            ours = reading.check(dict, own.get("paceline") or {}, "paceline")
-            width = reading.check(_Size, own.get("intermediate_size", width), "intermediate_size")
-            window = reading.check(_Size, ours.get("window", WINDOW), "window")
-            count = reading.check(_Size, own.get("draft_vocab_size") or shape.vocab_size, "draft_vocab_size")
-        except (UserError, OSError):
-            return policy, None, 0, 0  # whoever loads it says what is wrong with it
-    window = min(window, shape.max_positions)
-    with torch.device("meta"):
-        drafter = EagleModel(policy, DrafterShape(width, window))
-    return policy, drafter, window, count if count < shape.vocab_size else 0
+    sizes = [p.numel() for p in policy.parameters()]
+    weights = sum(sizes) * dtype.itemsize
+    settings = engine_settings(config, memory.device)
+    longest = min(shape.max_positions, (config.task.max_prompt_tokens or DEFAULT_PROMPT_TOKENS) + rollout.max_tokens)
+    learned = min(max(learn.micro_tokens, longest), rollout.prompts * rollout.samples * longest)
+    prefilled = min(rollout.prefill_tokens, rollout.prompts * longest)
+    batch = settings.max_batch
+    drafter = plan_drafter(policy, config, batch)
+    trains = when_to_train(config, drafter is not None) != "off"
+    rows = max((s.most_rows(batch) for s in _strategies(config, drafter is not None)), default=batch)
+    graphs = cuda and rollout.cuda_graphs
+
+    parts = {
+        "weights": weights,
+        "gradients": weights,
+        "optimizer": optimizer_bytes(learn, sum(sizes), dtype, workers),
+        "reference": weights if learn.kl_coef else 0,
+        "passes": max(
+            learner_pass_bytes(learn, shape, learned, dtype),
+            optimizer_step_bytes(max(sizes), cuda),
+            prefill_bytes(shape, prefilled, dtype),
+        ),
+        "graphs": engines * (graph_bytes(rows, shape, settings.graph_bytes) if graphs else sampling_bytes(rows, shape)),
+    }
+    if drafter is not None:
+        parts["drafter"] = drafter.shared_bytes + engines * drafter.engine_bytes
+        if trains:
+            parts["drafter training"] = drafter_training_bytes(
+                drafter.parameters, drafter.vocab_size, shape.hidden_size, learned, dtype, cuda
+            )
+    parts = {name: size * memory.sharing for name, size in parts.items() if size}
+    parts["reserve"] = memory.reserve
+    left = memory.bytes - sum(parts.values())
+    capacity = kv_capacity(cuda, memory.bytes, left, engines, memory.sharing)
+    page_size = settings.page_size or default_page_size(memory.device, batch)
+    kv = plan_kv(shape, dtype, settings, page_size, longest, capacity)
+    parts["KV pages"] = kv.bytes * engines * memory.sharing
+    return MemoryPlan(memory, parts, kv.least * engines * memory.sharing, kv.tokens, kv.bytes)
 
 
 def _strategies(config: Config, neural: bool) -> list[Strategy]:
@@ -205,86 +159,6 @@ def _strategies(config: Config, neural: bool) -> list[Strategy]:
     if s.strategies is not None:
         return [Strategy.parse(text) for text in s.strategies]
     return default_strategies([*(["suffix"] if s.suffix else []), *(["neural"] if neural else [])])
-
-
-def _state_bytes(config: Config, dtype: torch.dtype) -> int:
-    """Of the optimizer, per parameter."""
-    learn = config.learn
-    if dtype == torch.float64:
-        return 16
-    moments = 2 * (2 if learn.optimizer_dtype == "bfloat16" else 4)
-    return moments + (4 if learn.master_weights and dtype.itemsize < 4 else 0)
-
-
-def _layer_floats(shape: DecoderConfig) -> int:
-    """Numbers per token that a layer keeps for the backward pass: its input and the normed one, q, k and v as attention
-    takes them and its result, the same two for the second half, gate, up, what becomes of the gate, and the product."""
-    return 4 * shape.hidden_size + 4 * shape.heads * shape.head_dim + 4 * shape.intermediate_size
-
-
-def _activations(config: Config, shape: DecoderConfig, tokens: int) -> int:
-    """Numbers that a pass of the learner over so many tokens keeps, with the layer that the backward pass is in."""
-    layer = _layer_floats(shape)
-    kept = shape.hidden_size if config.learn.activation_checkpointing else layer
-    return int(tokens * (shape.layers * kept + 1.5 * layer + 4 * shape.hidden_size))
-
-
-def _changes() -> list[Step]:
-    """What makes a run smaller, the cheapest first."""
-
-    def learn(**values: Any) -> Callable[[Config], Config | None]:
-        def change(config: Config) -> Config | None:
-            section = config.learn.model_copy(update=values)
-            return None if section == config.learn else config.model_copy(update={"learn": section})
-
-        return change
-
-    def micro(config: Config) -> Config | None:
-        longest = (config.task.max_prompt_tokens or PROMPT) + config.rollout.max_tokens
-        return learn(micro_tokens=longest)(config) if longest < config.learn.micro_tokens else None
-
-    def kv(config: Config) -> Config | None:
-        if not config.rollout.kv_memory_gb:
-            return None
-        return config.model_copy(update={"rollout": config.rollout.model_copy(update={"kv_memory_gb": None})})
-
-    def batch(config: Config) -> Config | None:
-        r = config.rollout
-        most = min(r.max_batch, r.prompts * r.samples)
-        return None if most <= 32 else config.model_copy(update={"rollout": r.model_copy(update={"max_batch": 32})})
-
-    return [
-        ("a lower rollout.kv_memory_gb", kv),
-        ("learn.activation_checkpointing=true", learn(activation_checkpointing=True)),
-        ("a lower learn.micro_tokens", micro),
-        ("learn.optimizer_dtype=bfloat16", learn(optimizer_dtype="bfloat16")),
-        ("rollout.max_batch=32", batch),
-        ("learn.kl_coef=0", learn(kl_coef=0.0)),
-    ]
-
-
-def check_fit(plan: MemoryPlan, config: Config, again: Callable[[Config], MemoryPlan]) -> None:
-    """Refuse what does not fit, and name what would make it fit; `again` plans with other settings."""
-    if plan.fits:
-        return
-    helps: list[str] = []
-    now = plan
-    for words, change in _changes():
-        changed = change(config)
-        if changed is None or now.fits:
-            continue
-        other = again(changed)
-        if other.least < (1 - LITTLE) * now.least:
-            helps.append(words)
-            config, now = changed, other
-    largest = sorted(plan.parts.items(), key=lambda kv: -kv[1])[:3]
-    needs = ", ".join(f"{name} {gb(size)}" for name, size in largest)
-    advice = f"set {' and '.join(helps)}" if helps and now.fits else "take a smaller model or a larger device"
-    have = f"{plan.room.name} has {gb(plan.room.bytes)}"
-    raise UserError(
-        f"this run needs about {gb(plan.least)} GB ({needs}, …), but {have}: {advice}"
-        + ("" if now.fits or not helps else f" (with {' and '.join(helps)} it needs {gb(now.least)} GB)")
-    )
 
 
 def filled(config: Config, plan: MemoryPlan) -> Config:
@@ -298,26 +172,26 @@ def filled(config: Config, plan: MemoryPlan) -> Config:
 
 def plan_run(config: Config, shape: DecoderConfig, engines: int = 1) -> MemoryPlan | None:
     """The plan for a run on this machine, checked; None where the workers are on others."""
-    room = find_memory(config)
-    if room is None:
+    memory = find_memory(config)
+    if memory is None:
         check_buffers(config)
         return None
-    check_kv(config, room, engines)
-    again = lambda c: plan_memory(c, shape, room, max(1, config.cluster.workers), engines)  # noqa: E731
+    check_kv(config, memory, engines)
+    again = lambda c: plan_memory(c, shape, memory, max(1, config.cluster.workers), engines)  # noqa: E731
     plan = again(config)
     check_fit(plan, config, again)
     check_buffers(config)
     return plan
 
 
-def check_kv(config: Config, room: DeviceMemory, engines: int = 1) -> None:
+def check_kv(config: Config, memory: DeviceMemory, engines: int = 1) -> None:
     """Pages take no more than the batch can use, so a plan may fit although what was asked for never could."""
     asked = config.rollout.kv_memory_gb
-    if asked and asked * 1e9 * room.sharing * engines > room.bytes:
-        several = room.sharing * engines
+    several = memory.sharing * engines
+    if asked and asked * 1e9 * several > memory.bytes:
         each = f" for each of {several} engines" if several > 1 else ""
         raise UserError(
-            f"rollout.kv_memory_gb = {asked:g}{each} is more than {room.name} has, {gb(room.bytes)} GB; "
+            f"rollout.kv_memory_gb = {asked:g}{each} is more than {memory.name} has, {gb(memory.bytes)} GB; "
             "lower it, or set it to null for what the batch can use"
         )
 
@@ -339,7 +213,7 @@ def check_buffers(config: Config) -> None:
 
 
 def engines_to_compare(config: Config) -> int:
-    """`paceline compare` has an engine for each way."""
+    """`paceline compare` has an engine for each of its rollouts."""
     return 3 if when_to_train(config, True) in ("tail", "both") else 2
 
 
@@ -353,13 +227,13 @@ def show_plan(config: Config, compare: bool = False) -> Table:
     table = Table("memory", "GB", "what it follows from", box=None, padding=(0, 2, 0, 0))
     for name, size in plan.parts.items():
         more = f"; {plan.kv_tokens:,} tokens per engine" if name == "KV pages" else ""
-        table.add_row(name, gb(size), FOLLOWS[name] + more)
-    table.add_row("all", gb(plan.total), f"of {gb(plan.room.bytes)} on {plan.room.name}", style="bold")
+        table.add_row(name, gb(size), SETTINGS_OF[name] + more)
+    table.add_row("all", gb(plan.total), f"of {gb(plan.memory.bytes)} on {plan.memory.name}", style="bold")
     return table
 
 
 def find_memory(config: Config) -> DeviceMemory | None:
-    """The device of this machine that the run's workers share."""
+    """Of the device of this machine that the run's workers share."""
     c = config.cluster
     if c.backend == "ray":
         return None

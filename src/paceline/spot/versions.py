@@ -19,7 +19,7 @@ class Versions:
     def __init__(self, config: SpotConfig, version: int = 0, backoff: dict[str, Any] | None = None):
         """Goes on from a version, and from what was known about how often to train."""
         self.version = version
-        self.backoff = Backoff(config.rarely)
+        self.backoff = Backoff(config.max_interval)
         if backoff:
             self.backoff.load(backoff)
         self._share = config.merge_share

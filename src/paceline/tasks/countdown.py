@@ -62,7 +62,8 @@ class Countdown:
     def __init__(self, difficulty: str = "medium", style: Style = "search", seed: int = 0, problems: int | None = None):
         if difficulty not in CYCLES:
             raise UserError(f"task.difficulty = '{difficulty}' is none of {', '.join(CYCLES)}")
-        self.levels, self.style = CYCLES[difficulty], style
+        self.levels = CYCLES[difficulty]
+        self.style = style
         self.seed = mix_seed(seed, "countdown", difficulty)
         self.order = Order(problems, self.seed) if problems else None
 
@@ -97,7 +98,7 @@ def make_problem(level: Level, r: random.Random) -> Problem:
 
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
-LONGEST_EXPRESSION = 200
+LONGEST_EXPRESSION = 200  # characters; longer ones are wrong answers and not parsed
 
 
 def solves(text: str, numbers: list[int], target: int) -> bool:
@@ -121,7 +122,8 @@ def _evaluate(node: ast.expr, used: list[int]) -> Fraction:
         used.append(node.value)
         return Fraction(node.value)
     if isinstance(node, ast.BinOp):
-        a, b = _evaluate(node.left, used), _evaluate(node.right, used)
+        a = _evaluate(node.left, used)
+        b = _evaluate(node.right, used)
         match node.op:
             case ast.Add():
                 return a + b

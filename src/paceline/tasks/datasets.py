@@ -10,14 +10,14 @@ All rows are checked before a run begins: a bad one is named with its line or ro
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from paceline.core import Prompt, Sample
 from paceline.errors import UserError
-from paceline.files.reading import decode, open_file, parse_json, shorten
+from paceline.files.reading import decode, open_file, parse_json, read_lines, shorten
 from paceline.tasks.rows import as_prompt, check_row, check_sendable
 from paceline.tasks.sample import Order
 
@@ -52,17 +52,21 @@ class DataSet:
     ):
         """`sent` says that rows are objects from Python that will go to reward processes, so that they must be such
         that they can."""
-        self.name, self.prompt_column, self.system = name, prompt_column, system
-        self.rows, self.lines = (rows.rows, rows.lines) if isinstance(rows, Rows) else (rows, ())
+        given = rows if isinstance(rows, Rows) else Rows(rows)
+        self.name = name
+        self.prompt_column = prompt_column
+        self.system = system
+        self.rows = given.rows
+        self.lines = given.lines
         if not len(self.rows):
             raise UserError(f"{name} holds no samples")
         self._check(sent)
         self.order = Order(len(self.rows), seed, shuffle)
 
     def sample(self, index: int) -> Sample:
-        place = self.order.at(index)
-        origin = self.origin(place)
-        row = self._row(place)
+        number = self.order.at(index)
+        origin = self.origin(number)
+        row = self._row(number)
         check_row(row, self.prompt_column, origin)  # a row may be made when it is asked for
         columns = dict(row)
         prompt = self._prompt(columns.pop(self.prompt_column))
@@ -71,16 +75,16 @@ class DataSet:
             columns["ground_truth"] = marks["ground_truth"]
         return Sample(index, prompt, columns, origin)
 
-    def origin(self, place: int) -> str:
+    def origin(self, number: int) -> str:
         if self.lines:
-            return f"line {self.lines[place]} of {self.name}"
-        return f"row {place} (counted from 0) of {self.name}"
+            return f"line {self.lines[number]} of {self.name}"
+        return f"row {number} (counted from 0) of {self.name}"
 
-    def _row(self, place: int) -> Any:
+    def _row(self, number: int) -> Any:
         if hasattr(self.rows, "column_names"):  # of the datasets library: it decodes what it reads
-            return _hub_row(self.rows, place, self.origin(place))
+            return _hub_row(self.rows, number, self.origin(number))
         try:
-            return self.rows[place]
+            return self.rows[number]
         except (LookupError, TypeError) as err:  # columns by name, or a table of another library
             raise UserError(
                 f"{self.name} is of type {type(self.rows).__name__}, whose rows have no numbers; give a list with an "
@@ -91,8 +95,9 @@ class DataSet:
         if hasattr(self.rows, "column_names"):
             _check_hub(self.rows, self.prompt_column, self.origin)
             return
-        for place in range(len(self.rows)):
-            row, origin = self._row(place), self.origin(place)
+        for number in range(len(self.rows)):
+            row = self._row(number)
+            origin = self.origin(number)
             check_row(row, self.prompt_column, origin)
             if sent:
                 check_sendable(dict(row), origin)
@@ -121,13 +126,17 @@ def read_file(path: Path) -> Rows:
             return Rows(_read_parquet(file, path))
         if path.suffix == ".json" and file.peek(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
             return Rows(_read_array(file, path))
-        return _read_lines(file, path)
+        return _read_lines(path)
 
 
-def _read_lines(file: IO[bytes], path: Path) -> Rows:
+def _read_lines(path: Path) -> Rows:
     rows: list[Any] = []
     lines: list[int] = []
-    for number, line in enumerate(_lines(file, path), 1):
+    size = 0
+    for number, line in read_lines(path, MAX_ROW_BYTES):
+        size += len(line)
+        if size > MAX_BYTES:
+            raise UserError(_too_large(path))
         if not line.strip():
             continue
         where = f"line {number} of {path}"
@@ -143,23 +152,6 @@ def _read_lines(file: IO[bytes], path: Path) -> Rows:
     return Rows(rows, lines)
 
 
-def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    read = 0
-    while True:
-        try:
-            line = file.readline(MAX_ROW_BYTES + 1)
-        except OSError as err:
-            raise UserError(f"{path} cannot be read: {err.strerror}") from err
-        if not line:
-            return
-        read += len(line)
-        if len(line) > MAX_ROW_BYTES:
-            raise UserError(f"{path} has a line of more than {MAX_ROW_BYTES:,} bytes; a data set has a row in each")
-        if read > MAX_BYTES:
-            raise UserError(_too_large(path))
-        yield line
-
-
 def _read_array(file: IO[bytes], path: Path) -> list[dict[str, Any]]:
     try:
         data = file.read(MAX_BYTES + 1)
@@ -168,9 +160,9 @@ def _read_array(file: IO[bytes], path: Path) -> list[dict[str, Any]]:
     if len(data) > MAX_BYTES:
         raise UserError(_too_large(path))
     rows = parse_json(decode(data, str(path)), str(path))
-    for place, row in enumerate(rows):
+    for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise UserError(f"row {place} (counted from 0) of {path} is not an object with columns")
+            raise UserError(f"row {number} (counted from 0) of {path} is not an object with columns")
     return rows
 
 
@@ -234,12 +226,12 @@ def _check_hub(rows: Any, prompt_column: str, origin: Any) -> None:
     prompts = rows.select_columns([prompt_column])
     for start in range(0, len(rows), BATCH):
         batch = _hub_row(prompts, slice(start, start + BATCH), f"rows {start} and on, {origin(start)}")
-        for place, prompt in enumerate(batch[prompt_column], start):
-            check_row({prompt_column: prompt}, prompt_column, origin(place))
+        for number, prompt in enumerate(batch[prompt_column], start):
+            check_row({prompt_column: prompt}, prompt_column, origin(number))
 
 
-def _hub_row(rows: Any, place: int | slice, where: str) -> Any:
+def _hub_row(rows: Any, number: int | slice, where: str) -> Any:
     try:
-        return rows[place]
+        return rows[number]
     except Exception as err:  # decoders of columns are other libraries, and may be the user's functions
         raise UserError(f"{where} cannot be read: {type(err).__name__}: {shorten(str(err), 200)}") from err

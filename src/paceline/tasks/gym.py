@@ -9,7 +9,7 @@ from paceline.core import Sample, mix_seed
 from paceline.errors import UserError
 from paceline.files.reading import shorten
 
-DEFAULT_SIZE = 100_000
+DEFAULT_SIZE = 100_000  # problems, unless task.options names a size
 INSTRUCTION = "Give the final answer inside <answer> </answer>."
 
 
@@ -24,7 +24,8 @@ class Gym:
             raise UserError(
                 f"reasoning-gym has no task '{name}'" + (f"; close names: {', '.join(close)}" if close else "")
             )
-        self.name, self.style = f"gym:{name}", style
+        self.name = f"gym:{name}"
+        self.style = style
         settings = {"size": DEFAULT_SIZE, "seed": mix_seed(seed, name) % 2**31} | options
         try:
             self.data = gym.create_dataset(name, **settings)

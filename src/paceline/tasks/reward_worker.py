@@ -1,4 +1,4 @@
-"""The program of a reward process: import the functions, then judge what comes in until the trainer is gone."""
+"""The program of a reward process: import the functions, then reward completions until the trainer is gone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 from paceline.errors import UserError
 from paceline.process.program import join_parent
-from paceline.tasks.reward_pool import Imported, RewardDone, try_rewards
+from paceline.tasks.reward_process import Imported, RewardDone, try_rewards
 from paceline.tasks.rewards import load_reward
 
 
@@ -25,10 +25,10 @@ def main() -> None:
     while True:
         job = parent.receive()
         started = time.perf_counter()
-        verdict = try_rewards(rewards, job)
+        result = try_rewards(rewards, job)
         if os.getpid() != me:
-            os._exit(0)  # a function has forked, and this is the copy: the answer is the original's to judge
-        parent.send(RewardDone(verdict, time.perf_counter() - started))
+            os._exit(0)  # a function has forked, and this is the copy: the original sends the result
+        parent.send(RewardDone(result, time.perf_counter() - started))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class Reward:
     name: str
     weight: float
     call: Callable[[Sample, str, list[int]], float | None]
-    """(sample, text of the answer, its tokens) -> value, or None for no opinion."""
+    """(sample, text of the completion, its tokens) -> value, or None for no opinion."""
 
 
 def load_reward(name: str, weight: float = 1.0) -> Reward:
@@ -86,14 +86,15 @@ def total(rewards: list[tuple[str, float]], values: dict[str, float]) -> float:
 
 
 def _import(name: str, builtin: list[str]) -> Callable[..., Any]:
-    place, colon, attribute = name.rpartition(":")
-    if not colon or not place or not attribute:
+    module_name, colon, attribute = name.rpartition(":")
+    if not colon or not module_name or not attribute:
         raise UserError(
             f"no reward is called '{name}': use {', '.join(builtin)}, "
             "or your own as module:function or file.py:function"
         )
     try:
-        module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        is_file = module_name.endswith(".py")
+        module = _import_file(Path(module_name)) if is_file else importlib.import_module(module_name)
     except UserError:
         raise
     except (Exception, SystemExit) as err:  # a module can fail in any way while it is imported
@@ -101,7 +102,7 @@ def _import(name: str, builtin: list[str]) -> Callable[..., Any]:
         raise UserError(f"the reward '{name}' cannot be imported: {reason}") from err
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise UserError(f"{place} has no function '{attribute}', which the reward '{name}' names")
+        raise UserError(f"{module_name} has no function '{attribute}', which the reward '{name}' names")
     return function
 
 

@@ -17,12 +17,12 @@ class Task(Protocol):
         ...
 
     def sample(self, index: int) -> Sample:
-        """The sample at a place in the stream of prompts: a pure function of the task's settings and `index`."""
+        """The sample at an index of the stream of prompts: a pure function of the task's settings and `index`."""
         ...
 
 
 def text_of(completion: Any) -> str:
-    """The text of a completion that is text, or messages whose last one is the answer."""
+    """The text of a completion that is text, or messages of which the last one is the answer."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
@@ -30,12 +30,17 @@ class Order:
     """The order in which a finite number of samples is visited: all of them, then all again in another order."""
 
     def __init__(self, count: int, seed: int, shuffle: bool = True):
-        self.count, self.seed, self.shuffle = count, mix_seed(seed, "order"), shuffle
-        self._epoch, self._places = -1, list(range(count))
+        self.count = count
+        self.seed = mix_seed(seed, "order")
+        self.shuffle = shuffle
+        self._epoch = -1
+        self._rows = list(range(count))  # of the present epoch, in the order of their visit
 
     def at(self, index: int) -> int:
-        epoch, place = divmod(index, self.count)
+        """The row that is visited at an index of the endless stream of prompts."""
+        epoch, position = divmod(index, self.count)
         if self.shuffle and epoch != self._epoch:
-            self._epoch, self._places = epoch, list(range(self.count))
-            random.Random(mix_seed(self.seed, epoch)).shuffle(self._places)
-        return self._places[place]
+            self._epoch = epoch
+            self._rows = list(range(self.count))
+            random.Random(mix_seed(self.seed, epoch)).shuffle(self._rows)
+        return self._rows[position]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from paceline.tasks.countdown import Problem
 
-LARGEST = 999  # results beyond this are not pursued
+MAX_RESULT = 999  # larger products are not pursued
 Number = tuple[int, str]  # a value and the expression that made it
 
 
@@ -25,7 +25,7 @@ class Searcher:
     noise: float
     """0 orders moves by how near they can come to the target in one more move; more is more random."""
     patience: int
-    """Results looked at before giving up."""
+    """Results tried before giving up."""
 
     @classmethod
     def draw(cls, r: random.Random, patience: tuple[float, float] = (1.5, 7.0)) -> Searcher:
@@ -42,7 +42,7 @@ def write_trace(problem: Problem, searcher: Searcher, r: random.Random) -> tuple
     """The text of a search, and the expression that it found, if any."""
     lines: list[str] = []
     search = _Search(problem.target, searcher, r, lines)
-    found = search.look([(x, str(x)) for x in problem.numbers])
+    found = search.run([(x, str(x)) for x in problem.numbers])
     return "".join(lines), found
 
 
@@ -53,17 +53,20 @@ def full_answer(problem: Problem, searcher: Searcher, r: random.Random) -> str:
 
 class _Search:
     def __init__(self, target: int, searcher: Searcher, r: random.Random, lines: list[str]):
-        self.target, self.searcher, self.r, self.lines = target, searcher, r, lines
-        self.looked = 0
+        self.target = target
+        self.searcher = searcher
+        self.r = r
+        self.lines = lines
+        self.tried = 0
 
-    def look(self, numbers: list[Number]) -> str | None:
+    def run(self, numbers: list[Number]) -> str | None:
         numbers = sorted(numbers)
         last = len(numbers) == 2
         moves = sorted(_moves(numbers), key=lambda move: self._distance(move, last))
         for a, sign, b, value, rest in moves[: 4 if last else self.searcher.breadth]:
-            if self.looked >= self.searcher.patience:
+            if self.tried >= self.searcher.patience:
                 return None
-            self.looked += 1
+            self.tried += 1
             made = (value, f"{_bracket(a[1])}{sign}{_bracket(b[1])}")
             self.lines.append(f"{a[0]}{sign}{b[0]}={value}")
             if last:
@@ -74,7 +77,7 @@ class _Search:
                 continue
             left = sorted([*rest, made])
             self.lines.append(f": {' '.join(str(x) for x, _ in left)}\n")
-            found = self.look(left)
+            found = self.run(left)
             if found:
                 return found
         if last:
@@ -106,7 +109,7 @@ def _moves(numbers: list[Number]) -> Iterator[tuple[Number, str, Number, int, li
             if high > low:
                 yield a, "-", b, high - low, rest
             if low > 1:
-                if high * low <= LARGEST:
+                if high * low <= MAX_RESULT:
                     yield a, "*", b, high * low, rest
                 if high % low == 0:
                     yield a, "/", b, high // low, rest

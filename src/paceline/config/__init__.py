@@ -1,0 +1,48 @@
+"""Every setting of Paceline, typed, with a default and a description, and how settings are read.
+
+A recipe is a YAML file of the schema's shape; `key.sub=value` overrides come last. `None` means "what the algorithm or
+the machine suggests"; the run directory keeps the resolved values.
+
+    schema, generation, training    the settings themselves; a docstring is a setting's documentation
+    values                          types and bounds that they share
+    loading                         recipes and overrides -> a validated `Config`
+    renamed                         names that settings had before, which keep working
+    describe                        the list of all settings, and one sentence for what is wrong with one
+"""
+
+from paceline.config.describe import describe_settings, setting_names
+from paceline.config.generation import ModelConfig, RewardConfig, RolloutConfig, SpeculationConfig, TaskConfig
+from paceline.config.loading import (
+    RECIPES,
+    build_config,
+    config_from,
+    describe_recipe,
+    load_config,
+    read_settings,
+    recipe_names,
+)
+from paceline.config.schema import Config
+from paceline.config.training import Aggregate, Algorithm, ClusterConfig, LearnConfig, SpotConfig
+
+__all__ = [
+    "RECIPES",
+    "Aggregate",
+    "Algorithm",
+    "ClusterConfig",
+    "Config",
+    "LearnConfig",
+    "ModelConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "SpeculationConfig",
+    "SpotConfig",
+    "TaskConfig",
+    "build_config",
+    "config_from",
+    "describe_recipe",
+    "describe_settings",
+    "load_config",
+    "read_settings",
+    "recipe_names",
+    "setting_names",
+]

@@ -1,0 +1,140 @@
+"""Settings of what generates and rewards completions: model, task, reward, rollout, speculation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from paceline.config.values import COUNT, GIGABYTES, PROCESSES, REQUESTS, SECONDS, TOKENS, Name, Options, Section
+from paceline.draft.strategy import Strategy
+from paceline.errors import UserError
+
+
+class ModelConfig(Section):
+    path: Name = "embedded"
+    """A folder with a Hugging Face checkpoint, a hub id, or `embedded` for the reasoner that ships with Paceline."""
+    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """Precision of the weights. `auto` is bfloat16 on a GPU and float32 on a CPU."""
+    device: Name = "auto"
+    """`cpu`, `cuda`, `cuda:1`, or `auto` for a GPU when there is one."""
+    threads: int | None = Field(None, ge=1, le=PROCESSES)
+    """CPU threads for tensor work; `null` leaves torch's own choice."""
+
+
+class TaskConfig(Section):
+    name: Name = "countdown"
+    """`countdown`, `gym:NAME` for a reasoning-gym task, a .jsonl or .parquet file, or `hub:ID` for a hub data set."""
+    difficulty: Name = "medium"
+    """Countdown only: easy, medium, hard, expert, or `tail`: mostly quick, one in 16 so hard that completions are
+    long."""
+    problems: int | None = Field(None, ge=1, le=COUNT)
+    """Countdown only: number of distinct problems, visited in epochs; `null` never repeats one."""
+    style: Literal["auto", "search", "chat", "text"] = "auto"
+    """Generated tasks: how prompts are worded. `search` is the embedded model's own format, the others ask in words."""
+    split: Name = "train"
+    """Split of a hub data set."""
+    prompt_column: Name = "prompt"
+    """Column of a data set that holds the prompt, as text or as messages."""
+    system: Annotated[str, Field(min_length=1)] | None = None
+    """A system message put before prompts that are messages."""
+    options: Options = Field(default_factory=dict)
+    """Keyword arguments of the reasoning-gym task."""
+    shuffle: bool = True
+    """Visit the samples of a data set in an order drawn from the seed, anew in every epoch."""
+    max_prompt_tokens: int | None = Field(None, ge=1, le=TOKENS)
+    """Prompts longer than this are an error; `null` allows what fits into the model's context."""
+
+
+class RewardFunctionConfig(Section):
+    function: Name
+    """`countdown`, `exact_match`, `math`, `gym`, or your own as `module:function` or `file.py:function`."""
+    weight: float = 1.0
+    """Factor of its value in the sum that is the completion's reward."""
+
+
+class RewardConfig(Section):
+    functions: list[RewardFunctionConfig] = Field(default_factory=list)
+    """The reward functions; empty means the task's own."""
+    workers: int = Field(1, ge=0, le=PROCESSES)
+    """Processes that compute rewards while decoding goes on. 0 computes them in the trainer, where nothing can stop a
+    hanging one."""
+    timeout_s: float = Field(30.0, gt=0, le=SECONDS)
+    """Seconds that one call may take."""
+    start_timeout_s: float = Field(120.0, gt=0, le=SECONDS)
+    """Seconds that importing the functions may take."""
+    on_error: Literal["stop", "value"] = "stop"
+    """A reward that raises, hangs or returns NaN: `stop` the run after saving, or count it as `error_value`."""
+    error_value: float = 0.0
+    """Reward of a completion whose reward function failed, with `on_error=value`."""
+
+
+class RolloutConfig(Section):
+    prompts: int = Field(16, ge=1, le=REQUESTS)
+    """Prompts per step."""
+    samples: int = Field(8, ge=1, le=REQUESTS)
+    """Completions per prompt: the group size."""
+    temperature: float = Field(1.0, ge=0)
+    """Softmax temperature; 0 is greedy."""
+    top_k: int = Field(0, ge=0, le=TOKENS)
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Keep the smallest set of tokens whose probability reaches this."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Keep tokens at least this likely relative to the most likely one."""
+    max_tokens: int = Field(512, ge=1, le=TOKENS)
+    """Most tokens of a completion."""
+    min_tokens: int = Field(0, ge=0, le=TOKENS)
+    """Stop tokens cannot be drawn before a completion has this many tokens."""
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Strings that end a completion."""
+    max_batch: int = Field(256, ge=1, le=REQUESTS)
+    """Most requests that decode at the same time (vLLM's max_num_seqs)."""
+    page_size: int | None = Field(None, ge=1, le=TOKENS)
+    """Tokens per KV page; `null` is 64 on a GPU and 256 on a CPU, which reads whole pages (1024 for one request)."""
+    kv_memory_gb: float | None = Field(None, gt=0, le=GIGABYTES)
+    """Memory for KV pages; `null` takes what the batch can use, up to 2 GB on a CPU, and on a GPU up to half of it and
+    to what everything else leaves (`paceline plan` shows it)."""
+    prefill_tokens: int = Field(8192, ge=1, le=TOKENS)
+    """Most prompt tokens of one prefill pass; a longer prompt runs alone."""
+    cuda_graphs: bool = True
+    """Replay captured graphs for decoding on CUDA."""
+
+    @model_validator(mode="after")
+    def _lengths(self) -> RolloutConfig:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})")
+        if self.prompts * self.samples > REQUESTS:
+            raise ValueError(
+                f"prompts ({self.prompts}) times samples ({self.samples}) is more than {REQUESTS:,} answers per step"
+            )
+        return self
+
+
+class SpeculationConfig(Section):
+    mode: Literal["adaptive", "plain"] = "adaptive"
+    """`adaptive` decodes speculatively where that is faster, `plain` never does; the tokens are the same."""
+    drafter: Name | None = "auto"
+    """Folder of a neural drafter, of Paceline's own or in the EAGLE-3 form of vLLM, SGLang or speculators; `auto` takes
+    the one in the model's own folder, if there is one; `new` begins with an untrained one; `none` uses none."""
+    suffix: bool = True
+    """Draft by suffix match: what followed the same tokens earlier in the completion or in others to its prompt."""
+    suffix_mb: float = Field(64, gt=0, le=1000 * GIGABYTES)
+    """Memory of the suffix drafter for earlier completions."""
+    strategies: list[str] | None = None
+    """Strategies that the tuner chooses from, as drafter:depth[xwidth][/nodes], for example [suffix:8, neural:5];
+    `null` is a set for the drafters that there are."""
+    explore: float = Field(0.02, ge=0, le=0.5)
+    """Most of the rollout time that may go to trials of strategies that are not the best known, as a share."""
+    graph_memory_gb: float | None = Field(None, gt=0, le=GIGABYTES)
+    """Most GPU memory for captured CUDA graphs; what comes after runs without one."""
+
+    @field_validator("strategies")
+    @classmethod
+    def _strategies(cls, texts: list[str] | None) -> list[str] | None:
+        try:
+            for text in texts or []:
+                Strategy.parse(text)
+        except UserError as err:
+            raise ValueError(str(err)) from err
+        return texts

@@ -1,0 +1,46 @@
+"""Bytes of the learner: the optimizer's state, and what a forward and backward pass keeps."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.config import LearnConfig
+from paceline.kernels.adam import ADAM_CHUNK
+from paceline.learn.logprobs import LOGITS_AT_ONCE
+from paceline.learn.shards import COPIES
+from paceline.model.config import DecoderConfig
+from paceline.model.memory import layer_elements
+
+LOGIT_BYTES = 20  # per logit: itself, its float32, log-softmax, entropy, gradient
+STEP_TENSORS = 5  # float32 temporaries of a step of the plain AdamW: weight, both moments, gradient, update
+
+
+def optimizer_bytes(learn: LearnConfig, parameters: int, dtype: torch.dtype, workers: int) -> int:
+    """State of one worker's AdamW: two moments and a master copy of its share of the parameters, which is
+    min(1, COPIES / workers)."""
+    if dtype == torch.float64:
+        each = 2 * 8
+    else:
+        moments = 2 * (2 if learn.optimizer_dtype == "bfloat16" else 4)
+        each = moments + (4 if learn.master_weights and dtype.itemsize < 4 else 0)
+    return int(each * parameters * min(1.0, COPIES / workers))
+
+
+def optimizer_step_bytes(largest: int, cuda: bool) -> int:
+    """Temporaries of an optimizer step over a parameter of so many elements; a GPU has a kernel that needs none."""
+    return 0 if cuda else min(ADAM_CHUNK, largest) * 4 * STEP_TENSORS
+
+
+def learner_pass_bytes(learn: LearnConfig, shape: DecoderConfig, tokens: int, dtype: torch.dtype) -> int:
+    """A forward and backward pass over so many tokens: activations, and logits of as many tokens as are made at
+    once."""
+    logits = min(LOGITS_AT_ONCE, tokens * shape.vocab_size) * LOGIT_BYTES
+    return activation_elements(shape, tokens, learn.activation_checkpointing) * dtype.itemsize + logits
+
+
+def activation_elements(shape: DecoderConfig, tokens: int, recompute: bool) -> int:
+    """Elements that a pass over so many tokens keeps for the backward pass, and those of the layer that the backward
+    pass is in (its gradients: half as many again)."""
+    layer = layer_elements(shape)
+    kept = shape.hidden_size if recompute else layer
+    return int(tokens * (shape.layers * kept + 1.5 * layer + 4 * shape.hidden_size))

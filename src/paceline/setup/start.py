@@ -1,0 +1,149 @@
+"""From a run directory to everything that a step needs: settings decided, memory planned, workers started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline.cluster.cluster import Cluster
+from paceline.cluster.devices import choose_workers
+from paceline.cluster.make import make_cluster
+from paceline.config import Config
+from paceline.errors import UserError
+from paceline.learn.algorithms import resolve
+from paceline.model.checkpoint import find_model, read_config
+from paceline.model.tokenizer import Tokenizer, load_tokenizer
+from paceline.observe.live import LiveView
+from paceline.process.stopping import Interrupted, Stopping
+from paceline.run import Progress, Run
+from paceline.run.records import StepRecorder
+from paceline.run.saver import stopped
+from paceline.setup.build import choose_device, make_sampling
+from paceline.setup.decide import decide, decide_for_device, kept_settings
+from paceline.setup.memory import MemoryPlan, filled, plan_run
+from paceline.spot.versions import Versions
+from paceline.tasks import Task, make_task
+from paceline.tasks.prompts import PromptStream
+from paceline.tasks.reward_pool import RewardPool
+from paceline.tasks.rewards import Reward
+from paceline.tasks.tasks import choose_style
+
+
+@dataclass
+class StartedRun:
+    """A run that can make its next step."""
+
+    config: Config
+    """Leaves nothing open."""
+    plan: MemoryPlan | None
+    """None where workers are on other machines."""
+    prompts: PromptStream
+    rewards: RewardPool
+    progress: Progress
+    cluster: Cluster
+    versions: Versions
+    recorder: StepRecorder
+    has_drafter: bool
+    """A neural one, which can be trained."""
+
+
+def start_run(
+    config: Config,
+    run: Run,
+    view: LiveView,
+    stopping: Stopping,
+    task: Task | None = None,
+    rewards: Sequence[Reward] | None = None,
+    engines: int = 1,
+) -> StartedRun:
+    """Lock the run directory, restore the newest checkpoint and start everything; whatever fails, nothing is left
+    behind. `task` and `rewards` replace those of the settings; each worker will make `engines` engines."""
+    with ExitStack() as undo:
+        undo.callback(run.unlock)
+        if warning := run.lock():
+            view.note(warning)
+        try:
+            with stopping.listening(view.note), stopping.at_once():
+                started = _start(config, run, view, stopping, task, rewards, engines, undo)
+        except Interrupted as stop:
+            raise stopped(run, stopping, "stopped while the run was being loaded") from stop
+        undo.pop_all()
+        return started
+
+
+def _start(
+    config: Config,
+    run: Run,
+    view: LiveView,
+    stopping: Stopping,
+    task: Task | None,
+    rewards: Sequence[Reward] | None,
+    engines: int,
+    undo: ExitStack,
+) -> StartedRun:
+    newest = run.newest_checkpoint()
+    given = run.given(config)
+    config, tokenizer, plan = _resolve(run.given(config, kept_settings(newest)), newest, view, engines)
+    task = task or make_task(config.task, config.seed, config.task.style)  # type: ignore[arg-type]
+    pool = make_rewards(config, task, rewards, run.folder / "rewards.log")
+    undo.callback(pool.close)
+    progress = run.restore()
+    sampling = make_sampling(config, tokenizer.eos_ids)
+    cluster = make_cluster(config, run, view.note)
+    undo.callback(cluster.close)
+    if config.cluster.backend == "ray":  # which only now is there to be asked
+        from paceline.cluster.ray_actors import choose_ray_device
+
+        config = decide_for_device(config, torch.device(choose_ray_device(config)))
+    run.write_config(given, config, kept_settings(newest))
+    with stopping.listening():  # again: Ray sets handlers of its own
+        facts = cluster.start()
+    if progress.tuner:
+        cluster.restore_tuner(progress.tuner)
+    prompts = PromptStream(task, tokenizer, sampling, config, facts.max_length)
+    started = StartedRun(
+        config,
+        plan,
+        prompts,
+        pool,
+        progress,
+        cluster,
+        Versions(config.spot, progress.drafter_version, progress.backoff),
+        StepRecorder(run, config, cluster, progress.step),
+        facts.has_drafter,
+    )
+    prompts.group(0)  # a prompt that cannot work is better found now
+    pool.ready()
+    return started
+
+
+def _resolve(
+    config: Config, newest: Path | None, view: LiveView, engines: int
+) -> tuple[Config, Tokenizer, MemoryPlan | None]:
+    """Decide what the settings leave open, as far as it does not take workers to know it."""
+    config = choose_workers(resolve(config))
+    source = str(newest) if newest else config.model.path
+    tokenizer = load_tokenizer(source)
+    shape = read_config(find_model(source))
+    plan = plan_run(config, shape, engines)
+    if plan:
+        config = filled(config, plan)
+        view.say(plan.line())
+    style = choose_style(config.task.style, shape.hf, bool(tokenizer.hf.chat_template))
+    config = decide(config, shape, style, newest)
+    if config.cluster.backend != "ray":
+        config = decide_for_device(config, choose_device(config.model.device))
+    return config, tokenizer, plan
+
+
+def make_rewards(config: Config, task: Task, given: Sequence[Reward] | None, log: Path) -> RewardPool:
+    """The reward functions that were given, those of the settings, or else the task's own."""
+    r = config.reward
+    functions: Sequence[Reward] | list[tuple[str, float]] = given or [(f.function, f.weight) for f in r.functions]
+    if not functions and task.reward is None:
+        raise UserError(f"the data set {task.name} brings no reward of its own: name one in reward.functions")
+    return RewardPool(functions or [(str(task.reward), 1.0)], r.workers, r.timeout_s, log, r.start_timeout_s)
