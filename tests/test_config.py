@@ -6,7 +6,7 @@ import pytest
 
 from paceline.config import Config, describe_recipe, describe_settings, load_config, recipe_names
 from paceline.errors import UserError
-from paceline.learn.algorithms import PRESETS, resolve
+from paceline.learn.algorithms import ALGORITHMS, resolve
 
 
 def test_every_shipped_recipe_loads():
@@ -130,10 +130,10 @@ def test_recipes_that_are_not_there():
         load_config("defualt")
 
 
-@pytest.mark.parametrize("algorithm", PRESETS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_algorithms_fill_in_what_is_null(algorithm):
     config = resolve(load_config(None, [f"learn.algorithm={algorithm}", "learn.aggregate=null", "learn.clip_low=0.1"]))
-    assert config.learn.clip_low == 0.1 and config.learn.aggregate == PRESETS[algorithm].aggregate
+    assert config.learn.clip_low == 0.1 and config.learn.aggregate == ALGORITHMS[algorithm].aggregate
     assert None not in (config.learn.clip_high, config.learn.dynamic_sampling, config.learn.overlong_buffer)
 
 

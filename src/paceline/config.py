@@ -29,6 +29,7 @@ from pydantic import (
 from paceline.draft.strategy import Strategy
 from paceline.errors import UserError
 from paceline.files import reading
+from paceline.learn.algorithms import check_algorithm
 
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE = "default"
@@ -287,7 +288,7 @@ class ClusterConfig(Section):
     """On which workers meet; 0 takes a free one."""
 
 
-Algorithm = Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp"]
+Algorithm = Annotated[str, AfterValidator(check_algorithm)]
 Aggregate = Literal["sequence_mean", "sequence_sum", "token_mean", "constant"]
 
 

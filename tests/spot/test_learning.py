@@ -85,7 +85,7 @@ def shown(spot: DrafterLearning, texts, answers) -> None:
     """As the learner shows what it has run the policy over."""
     for i in answers:
         got = read_sequences(spot.trainer.drafter, [texts[i]])
-        spot.watch(i, got.tokens, got.features, got.hidden)
+        spot.on_hidden(i, got.tokens, got.features, got.hidden)
 
 
 @pytest.mark.parametrize("when", ["tail", "update"])
@@ -94,7 +94,7 @@ def test_what_the_learner_is_asked_to_show(when):
     texts = {i: (text(20 + i, i), 5) for i in range(40)}
     lengths = [len(tokens) - prompt for tokens, prompt in texts.values()]
     spot.begin_update(lengths, texts, first=True)
-    wanted = [i for i in texts if spot.wants(i)]
+    wanted = [i for i in texts if spot.wants_hidden(i)]
     assert wanted == list(range(40) if when == "update" else range(19, 40))
     shown(spot, texts, wanted)
     assert len(spot.buffer) == len(wanted)
@@ -115,7 +115,7 @@ def test_an_update_that_is_made_again_keeps_nothing_twice():
     spot.begin_update(lengths, {i: texts[i] for i in (4, 5, 6, 7)}, first=False)
     shown(spot, texts, [4, 5])
     spot.begin_update(lengths, {i: texts[i] for i in (4, 5, 6, 8)}, first=False)
-    assert [i for i in texts if spot.wants(i)] == [6, 8], "4 and 5 are there"
+    assert [i for i in texts if spot.wants_hidden(i)] == [6, 8], "4 and 5 are there"
     shown(spot, texts, [4, 5, 6, 8])
     assert sorted(len(s) for s in spot.buffer.samples) == [20, 21, 22, 23, 24, 25, 26, 28]
     assert spot.buffer.bytes == sum(s.bytes for s in spot.buffer.samples), "and no room is left for the one that went"

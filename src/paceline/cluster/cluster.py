@@ -34,8 +34,9 @@ from paceline.cluster.worker import RolloutOutcome, Shares
 from paceline.config import Config
 from paceline.core import Completion, Request, Trajectory
 from paceline.errors import RunError, UserError, WorkerFailed
-from paceline.learn.learner import Score, mean_metrics
 from paceline.learn.shards import Holders, deal, place, sources
+from paceline.learn.token_sums import mean_metrics
+from paceline.learn.update_batch import Score
 from paceline.rollout.differences import Difference
 from paceline.spot.evaluation import Evaluation
 from paceline.spot.trainer import TrainingStats

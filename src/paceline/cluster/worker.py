@@ -19,9 +19,11 @@ from paceline.config import Config
 from paceline.core import Completion, Request, Trajectory
 from paceline.draft.eagle.model import save_drafter
 from paceline.errors import UserError
-from paceline.learn.learner import Learner, Score, Sums, UpdateBatch
+from paceline.learn.learner import Learner
 from paceline.learn.shards import Holders, make_slots, place
 from paceline.learn.state import load_learner, save_learner
+from paceline.learn.token_sums import TokenSums
+from paceline.learn.update_batch import Score, UpdateBatch
 from paceline.model import load_model, save_model
 from paceline.model.tokenizer import load_tokenizer
 from paceline.observe.rounds import RoundLog
@@ -85,7 +87,7 @@ class Worker:
         self.training = False
         self._failed = False
         self._lesson: UpdateBatch | None = None
-        self._sums = Sums()
+        self._sums = TokenSums()
         self._learned: dict[str, float] = {}
         self._candidate: list[Tensor] | None = None
         self._keeper = DrafterWriter(post.run / DRAFTER) if post.run and self.spot else None
@@ -126,8 +128,8 @@ class Worker:
         spot = DrafterLearning(neural, config, seed, self.post.workers, warm)
         if spot.in_tail and self.post.workers == 1 and self.model.device.type == "cuda":
             self._beside = OverlappedTraining(spot.trainer)
-        self.learner.watch = spot.watch
-        self.learner.wants = spot.wants
+        self.learner.on_hidden = spot.on_hidden
+        self.learner.wants_hidden = spot.wants_hidden
         if self.post.state is not None:
             load_training(spot.trainer, self.post.state / DRAFTER)
         return spot
@@ -280,24 +282,24 @@ class Worker:
     ) -> tuple[int, list[list[int]], list[int]]:
         """Here is what was learned from -> updates made so far, which answers each of the coming ones takes, and what
         each answer costs."""
-        self._lesson = self.learner.lesson(answers, step, scores)
-        return self.learner.updates, self._lesson.updates, self._lesson.work(self.learner.watch is not None)
+        self._lesson = self.learner.make_batch(answers, step, scores)
+        return self.learner.updates, self._lesson.updates, self._lesson.work(self.learner.on_hidden is not None)
 
     def gradients(self, update: int, shares: Shares) -> None:
         """Leave the gradients of a whole update in the parameters. Can be repeated."""
         lesson = self._lesson
         assert lesson is not None, "teach comes first"
-        if self.spot and update < lesson.fresh:
-            shown = {i: lesson.answers[i] for i in shares[self.post.number]}
+        if self.spot and update < lesson.first_epoch:
+            shown = {i: lesson.trajectories[i] for i in shares[self.post.number]}
             texts = {i: ([*a.prompt, *a.tokens], len(a.prompt)) for i, a in shown.items()}
-            self.spot.begin_update([len(a.tokens) for a in lesson.answers], texts, first=update == 0)
+            self.spot.begin_update(lesson.num_tokens, texts, first=update == 0)
         sums = self.learner.gradients(lesson, update, shares[self.post.number])
         if self.peers.alone:
             self._sums = sums
             return
-        both = sums.tensor(self.model.device)
+        both = sums.to_tensor(self.model.device)
         self.peers.sum([both, *(p.grad for p in self.model.parameters() if p.grad is not None)])
-        self._sums = Sums.of(both)
+        self._sums = TokenSums.from_tensor(both)
 
     def apply(self, update: int, number: int) -> dict[str, float]:
         """Make update `number` of the run, and have the same weights everywhere. Can be repeated."""

@@ -125,13 +125,13 @@ class DrafterLearning:
             if place is not None:
                 self._places[answer] = place
 
-    def wants(self, answer: int) -> bool:
+    def wants_hidden(self, answer: int) -> bool:
         """Whether there is room for what the policy thinks of an answer, and it is not there yet."""
         return answer in self._places and self._places[answer].sample is None
 
-    def watch(self, answer: int, tokens: Tensor, features: Tensor, hidden: Tensor) -> None:
+    def on_hidden(self, answer: int, tokens: Tensor, features: Tensor, hidden: Tensor) -> None:
         """The learner has run the policy over one of them."""
-        if self.wants(answer):
+        if self.wants_hidden(answer):
             self.buffer.fill(self._places[answer], features, hidden)
 
     def spend(self, seconds: float) -> None:
