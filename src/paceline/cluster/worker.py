@@ -254,8 +254,8 @@ class Worker:
         self._logs[self._way].end()
         stats = self.engine.stats.since(self._before)
         if self.spot and self._beside:
-            self.spot.spell += self._beside.stop()
-        spell = self.spot.spell if self.spot else TrainingStats()
+            self.spot.stats += self._beside.stop()
+        spell = self.spot.stats if self.spot else TrainingStats()
         tuner = self.engine.tuner
         tuned = (tuner.explored - self._tuner_before[0], tuner.seconds - self._tuner_before[1])
         self.engine = self.adaptive
@@ -317,8 +317,8 @@ class Worker:
     def spend(self, seconds: float) -> TrainingStats:
         """Train the drafter for so long."""
         assert self.spot is not None
-        self.spot.spend(seconds)
-        return self.spot.spell
+        self.spot.train_for(seconds)
+        return self.spot.stats
 
     def merge(self) -> Evaluation | None:
         """Make the next drafter from those of all that trained, and judge it -> None if nobody did. Can be repeated."""
@@ -331,20 +331,18 @@ class Worker:
         if self._candidate is None:
             self.spot.trainer.adopt(None)  # what is not finite is thrown away
             return None
-        before, after, tokens = self.spot.trainer.judge_candidate(self._candidate)
-        seen = torch.tensor([before * tokens, after * tokens, tokens], dtype=torch.float64)
-        self.peers.sum([seen])
-        before, after, tokens = seen.tolist()
-        return Evaluation(before / max(tokens, 1), after / max(tokens, 1), int(tokens))
+        sums = torch.tensor(self.spot.trainer.evaluate(self._candidate).sums(), dtype=torch.float64)
+        self.peers.sum([sums])
+        return Evaluation.from_sums(sums.tolist())
 
     def settle(self, verdict: Evaluation) -> None:
         """Take the drafter that was made, or not. Can be repeated."""
         assert self.spot is not None
         if self._candidate is not None:
-            self.spot.trainer.settle(self._candidate, verdict)
+            self.spot.trainer.accept_or_drop(self._candidate, verdict)
             self.adaptive.tuner.renew()
             if verdict.better and self._keeper and self.neural and self.peers.members[0] == self.post.number:
-                self._keeper.keep(self.neural)
+                self._keeper.write(self.neural)
         self._candidate = None
 
     # Coming, going, keeping

@@ -111,13 +111,13 @@ class SideCar:
         if self.learning is None:
             return {}
         started = self._clock()
-        self.learning.spell = TrainingStats()
+        self.learning.stats = TrainingStats()
         if self.versions.training_is_due(self.updates - 1):
             self._owed += self.config.spot.share * elapsed
             while self._owed > self._clock() - started and self.learning.step():
                 pass
         merge = self.learning.trainer.publish
-        metrics = self.versions.make(merge, self.learning.spell, self._first_holds)
+        metrics = self.versions.make(merge, self.learning.stats, self._first_holds)
         self._first_holds = None
         if metrics["drafter/published"] and self.tuner:
             self.tuner.renew()

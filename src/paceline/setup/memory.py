@@ -33,7 +33,7 @@ from paceline.rollout.pages import CPU_KV_BYTES, GPU_KV_SHARE, default_page_size
 from paceline.setup.build import NEW_WINDOW, choose_device, engine_settings, find_drafter
 from paceline.setup.machine import machine_memory
 from paceline.spot.learning import when_to_train
-from paceline.spot.trainer import FIRST_GPU, LEAST, MOST
+from paceline.spot.step_size import FIRST_STEP_TOKENS_GPU, MAX_STEP_TOKENS, MIN_STEP_TOKENS
 
 PROMPT = 1024  # tokens that a prompt is taken to have where the settings do not limit it
 GRAPHS = 8 * 10**9  # most that captured graphs of the default strategies take
@@ -147,7 +147,7 @@ def plan_memory(
         parts["drafter"] = (size + own_head * shape.hidden_size + engines * (ring + cache)) * dtype.itemsize
         if spot != "off":
             # A copy, its gradients, masters and two moments in float32, and a step over so many tokens.
-            step = MOST if room.cuda else max(LEAST, FIRST_GPU)
+            step = MAX_STEP_TOKENS if room.cuda else max(MIN_STEP_TOKENS, FIRST_STEP_TOKENS_GPU)
             scores = step * (own_head or shape.vocab_size) * 12 * 5
             parts["drafter training"] = size * (2 * dtype.itemsize + 4 * 4) + scores
             parts["drafter training"] += tokens * 4 * shape.hidden_size * dtype.itemsize
