@@ -106,7 +106,7 @@ def test_saved_and_restored(tmp_path):
     assert (other.updates, other.versions.version) == (sidecar.updates, sidecar.versions.version)
     mine, theirs = sidecar.learning.trainer, other.learning.trainer
     assert all(torch.equal(a, b) for a, b in zip(mine.weights, theirs.weights, strict=True))
-    assert mine._trainer.steps == theirs._trainer.steps
+    assert mine._optimizer.steps == theirs._optimizer.steps
     other.answer(requests())
     assert other.tuner.round > sidecar.tuner.round, "what was known about strategies is known again"
     (tmp_path / STATE).write_text("{")
