@@ -30,8 +30,7 @@ from paceline.model import load_model
 from paceline.model.tokenizer import load_tokenizer
 from paceline.rollout import RolloutEngine
 from paceline.setup.build import NEW_WINDOW, choose_device, engine_settings, find_drafter, make_sampling
-from paceline.spot.buffer import FeatureSample
-from paceline.spot.trainer import lay_out
+from paceline.spot.samples import FeatureSample, lay_out
 from paceline.tasks import make_task
 from paceline.tasks.tasks import choose_style
 

@@ -28,16 +28,16 @@ from paceline.library.fit import TokenSequence, generate_sequences
 from paceline.model import Decoder, load_model
 from paceline.model.tokenizer import load_tokenizer
 from paceline.setup.build import choose_device
-from paceline.spot.buffer import FeatureSample, SpotBuffer
-from paceline.spot.trainer import cut, lay_out
+from paceline.spot.buffer import ANY_LENGTH, SpotBuffer
+from paceline.spot.samples import FeatureSample, cut, lay_out
 from paceline.tasks.countdown import Countdown
 
 WAYS = [
     ("shortest", "beginning"), ("random", "pieces"), ("longest and random", "pieces"), ("longest", "beginning"),
-    ("longest", "pieces"), ("buffer", "pieces"),
+    ("longest", "pieces"), ("buffer, longest only", "pieces"), ("buffer, any length", "pieces"),
 ]  # fmt: skip
-FROM = (0, 200, 500)  # tokens of a text, from which on drafters are judged
-RUNS = 5
+FROM = (0, 200, 500)  # tokens of a prompt and its answer, from which on drafters are evaluated
+RUNS = 5  # draft tokens in a chain
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
         means = [round(statistics.fmean(values), 3) for values in zip(*each, strict=True)]
         rows.append({"keeps": keep, "shows": show, "accept_length": means, "by_seed": each})
         shown = "  ".join(f"from {first} on {value:.2f}" for first, value in zip(FROM, means, strict=True))
-        print(f"{keep:<20} {show:<10} {shown}  ({time.perf_counter() - started:.0f} s)", flush=True)
+        print(f"{keep:<21} {show:<10} {shown}  ({time.perf_counter() - started:.0f} s)", flush=True)
     print(json.dumps({"settings": vars(args) | {"ways": list(args.ways)}, "from": FROM, "rows": rows}))
 
 
@@ -82,7 +82,7 @@ def write_groups(args: argparse.Namespace, policy: Decoder) -> list[list[TokenSe
     return [groups[key] for key in sorted(groups)]
 
 
-def choose(texts: Sequence[TokenSequence], room: int, keep: str, dice: random.Random) -> list[TokenSequence]:
+def choose(texts: Sequence[TokenSequence], room: int, keep: str, rng: random.Random) -> list[TokenSequence]:
     """Texts of at most so many tokens together."""
     by_length = sorted(texts, key=lambda text: len(text[0]))
     if keep == "shortest":  # what was left when answers came longest first and what came first had to go
@@ -90,16 +90,16 @@ def choose(texts: Sequence[TokenSequence], room: int, keep: str, dice: random.Ra
     if keep == "longest":
         return _fill(by_length[::-1], room)
     mixed = list(by_length)
-    dice.shuffle(mixed)
+    rng.shuffle(mixed)
     if keep == "random":
         return _fill(mixed, room)
     if keep == "longest and random":
         longest = _fill(by_length[::-1], room * 3 // 4)
         known = {id(text) for text in longest}
         return longest + _fill([text for text in mixed if id(text) not in known], room // 4)
-    buffer = SpotBuffer(4 * room)
-    places = [(buffer.reserve(tokens, prompt, 0), text) for text in mixed for tokens, prompt in [text]]
-    return [(text[0][: len(p)], text[1]) for p, text in places if p and not (p.given_up or p.held_out)]
+    buffer = SpotBuffer(4 * room, ANY_LENGTH if keep == "buffer, any length" else 0.0)
+    entries = [(buffer.reserve(tokens, prompt, 0), text) for text in mixed for tokens, prompt in [text]]
+    return [(text[0][: len(e)], text[1]) for e, text in entries if e and not (e.evicted or e.held_out)]
 
 
 def _fill(texts: Sequence[TokenSequence], room: int) -> list[TokenSequence]:
@@ -111,35 +111,35 @@ def _fill(texts: Sequence[TokenSequence], room: int) -> list[TokenSequence]:
     return kept
 
 
-def show_part(sample: FeatureSample, show: str, size: int, dice: random.Random) -> list[FeatureSample]:
+def show_part(sample: FeatureSample, show: str, size: int, rng: random.Random) -> list[FeatureSample]:
     if show == "pieces" or len(sample) <= size:
-        return cut(sample, size, dice)
+        return cut(sample, size, rng)
     return [sample.part(0, max(size, sample.prompt + 1), sample.prompt)]
 
 
 def train(
     args: argparse.Namespace, policy: Decoder, groups: list[list[TokenSequence]], keep: str, show: str, seed: int
 ) -> list[float]:
-    """Train a drafter on what is kept of each step -> accept length by where it is judged."""
-    dice, groups = random.Random(seed), list(groups)
+    """Train a drafter on what is kept of each step -> accept length by where it is evaluated."""
+    rng, groups = random.Random(seed), list(groups)
     random.Random(seed).shuffle(groups)
     unseen = len(groups) // 4
-    judged, seen = [text for group in groups[:unseen] for text in group], groups[unseen:]
+    evaluated, seen = [text for group in groups[:unseen] for text in group], groups[unseen:]
     drafter = new_drafter(policy, 128, seed=seed)
     trainer = DrafterTrainer(drafter, TrainSettings(lr=suitable_rate(policy), runs=RUNS))
     each = len(seen) // args.steps
     for step in range(args.steps):
         texts = [text for group in seen[step * each : (step + 1) * each] for text in group]
         room = int(args.share * sum(len(tokens) for tokens, _ in texts))
-        samples = [_sample(drafter, text) for text in choose(texts, room, keep, dice)]
+        samples = [_sample(drafter, text) for text in choose(texts, room, keep, rng)]
         left = args.updates
         while left > 0:
-            pieces = [piece for sample in samples for piece in show_part(sample, show, args.step_tokens, dice)]
-            for pack in list(batches(pieces, args.step_tokens, dice.shuffle, len))[:left]:
+            pieces = [piece for sample in samples for piece in show_part(sample, show, args.step_tokens, rng)]
+            for pack in list(batches(pieces, args.step_tokens, rng.shuffle, len))[:left]:
                 trainer.step(lay_out(pack))
                 left -= 1
     trainer.publish()
-    return [round(judge(drafter, judged, first), 3) for first in FROM]
+    return [round(evaluate(drafter, evaluated, first), 3) for first in FROM]
 
 
 def _sample(drafter: EagleModel, text: TokenSequence) -> FeatureSample:
@@ -147,7 +147,7 @@ def _sample(drafter: EagleModel, text: TokenSequence) -> FeatureSample:
     return FeatureSample(got.tokens.int(), text[1], got.features, got.hidden).on_host()
 
 
-def judge(drafter: EagleModel, texts: list[TokenSequence], first: int) -> float:
+def evaluate(drafter: EagleModel, texts: list[TokenSequence], first: int) -> float:
     got: Any = read_sequences(drafter, texts)
     got.learn &= got.place >= first
     return expected_accept_length(drafter, got, RUNS)

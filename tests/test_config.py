@@ -18,7 +18,7 @@ from paceline.config import (
 )
 from paceline.config.renamed import RENAMED
 from paceline.errors import RenamedSetting, UserError
-from paceline.learn.algorithms import PRESETS, resolve
+from paceline.learn.algorithms import ALGORITHMS, resolve
 
 
 def test_every_shipped_recipe_loads():
@@ -144,10 +144,10 @@ def test_recipes_that_are_not_there():
         load_config("defualt")
 
 
-@pytest.mark.parametrize("algorithm", PRESETS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_algorithms_fill_in_what_is_null(algorithm):
     config = resolve(load_config(None, [f"learn.algorithm={algorithm}", "learn.aggregate=null", "learn.clip_low=0.1"]))
-    assert config.learn.clip_low == 0.1 and config.learn.aggregate == PRESETS[algorithm].aggregate
+    assert config.learn.clip_low == 0.1 and config.learn.aggregate == ALGORITHMS[algorithm].aggregate
     assert None not in (config.learn.clip_high, config.learn.dynamic_sampling, config.learn.overlong_buffer)
 
 

@@ -9,8 +9,7 @@ import torch
 
 from paceline.draft.eagle.loss import read_sequences, unrolled_loss
 from paceline.draft.eagle.model import DrafterShape, EagleModel
-from paceline.spot.buffer import FeatureSample
-from paceline.spot.trainer import lay_out
+from paceline.spot.samples import FeatureSample, lay_out
 
 from .conftest import load_file, tiny_model
 

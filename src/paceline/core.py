@@ -9,6 +9,7 @@ request as a sequence until it is finished; the completion goes to the rewards, 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -196,6 +197,10 @@ class Trajectory:
     @property
     def facts(self) -> TrajectoryFacts:
         return TrajectoryFacts(len(self.prompt), len(self.tokens), self.reward)
+
+
+Trajectories = Sequence_[Trajectory | TrajectoryFacts]
+"""All of a step, in the order of its groups: whole where a learner has them, else what is known of them."""
 
 
 @dataclass

@@ -161,8 +161,8 @@ def test_resumes_from_the_trainers_checkpoint(tmp_path):
     assert rest.completions == whole.completions[16:]
     assert rest.values == whole.values[16:]
     assert metrics(resumed, "loss")[-1] == pytest.approx(metrics(straight, "loss")[-1], rel=1e-6)
-    assert rollout._companion.updates == 3
-    assert rollout._companion.learning.trainer._trainer.steps >= training["trainer"]["steps"] > 0
+    assert rollout._sidecar.updates == 3
+    assert rollout._sidecar.learning.trainer._optimizer.steps >= training["trainer"]["steps"] > 0
 
 
 def test_a_resume_that_finds_nothing_says_so(tmp_path):
@@ -195,7 +195,7 @@ def test_lora(tmp_path):
     rollout = PacelineRollout()
     again = two_lines(tmp_path, torch.float64, rollout, peft_config=lora, max_steps=2)
     again.train(resume_from_checkpoint=True)
-    assert again.state.global_step == rollout._companion.updates == 2
+    assert again.state.global_step == rollout._sidecar.updates == 2
 
 
 def test_a_model_that_moves_is_followed(tmp_path):
@@ -203,13 +203,13 @@ def test_a_model_that_moves_is_followed(tmp_path):
     trainer = two_lines(tmp_path, torch.float64, rollout)
     prompts = [row["prompt"] for row in data(2)]
     rollout(prompts, trainer)
-    known = rollout._companion.tuner.round
+    known = rollout._sidecar.tuner.round
     for param in trainer.model.parameters():
         param.data = param.data.clone()
     with torch.no_grad():
         trainer.model.model.norm.weight.mul_(2.0)
     check_logprobs(trainer, rollout(prompts, trainer))
-    assert rollout._companion.tuner.round > known, "what was learned about strategies is kept"
+    assert rollout._sidecar.tuner.round > known, "what was learned about strategies is kept"
 
 
 # Tools: TRL's own loop over turns, each of them written by our engine

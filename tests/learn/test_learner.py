@@ -17,6 +17,7 @@ from paceline.learn.losses import policy_loss, token_weights
 from paceline.learn.packing import pack
 
 from ..conftest import tiny_model
+from .updates import update
 
 
 def config(**learn):
@@ -24,7 +25,7 @@ def config(**learn):
     return resolve(build_config(values, "test"))
 
 
-def make_answers(count=8, seed=0, model=None):
+def make_trajectories(count=8, seed=0, model=None):
     r = random.Random(seed)
     out = []
     for i in range(count):
@@ -34,12 +35,12 @@ def make_answers(count=8, seed=0, model=None):
     if model is not None:  # as if the engine had reported exactly the policy's own log-probabilities
         batch = pack(out, list(range(count)), model.device, torch.float64)
         logp, _ = token_logprobs(model, batch, 1.0)
-        for answer, part in zip(out, logp.split([len(a.tokens) for a in out]), strict=True):
-            answer.logprobs = part.tolist()
+        for trajectory, part in zip(out, logp.split([len(a.tokens) for a in out]), strict=True):
+            trajectory.logprobs = part.tolist()
     return out
 
 
-def gradients(model, settings, answers) -> dict[str, torch.Tensor]:
+def gradients(model, settings, trajectories) -> dict[str, torch.Tensor]:
     """The gradient that an update would take, caught before the optimizer."""
     model = copy.deepcopy(model)
     learner = Learner(model, settings)
@@ -49,7 +50,7 @@ def gradients(model, settings, answers) -> dict[str, torch.Tensor]:
         caught.update({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
 
     learner.optimizer.step = catch
-    learner.update(answers, step=0)
+    update(learner, trajectories, step=0)
     return caught
 
 
@@ -66,11 +67,11 @@ ALGORITHMS = ["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp"]
 def test_gradient_by_hand(algorithm):
     """One sequence at a time through the model, losses summed as the papers have it."""
     model = tiny_model()
-    answers = make_answers(model=model)
+    trajectories = make_trajectories(model=model)
     settings = config(algorithm=algorithm, max_grad_norm=1e9, overlong_buffer=0)
-    got = gradients(model, settings, answers)
+    got = gradients(model, settings, trajectories)
 
-    rewards = torch.tensor([a.reward for a in answers], dtype=torch.float64).view(2, 4)
+    rewards = torch.tensor([a.reward for a in trajectories], dtype=torch.float64).view(2, 4)
     mean, std = rewards.mean(1, keepdim=True), rewards.std(1, keepdim=True)
     advantage = {
         "grpo": (rewards - mean) / (std + 1e-4),
@@ -79,17 +80,17 @@ def test_gradient_by_hand(algorithm):
         "rloo": (rewards - mean) * 4 / 3,
         "reinforce_pp": rewards,
     }[algorithm].view(-1)
-    lengths = torch.tensor([len(a.tokens) for a in answers])
+    lengths = torch.tensor([len(a.tokens) for a in trajectories])
     per_token = [advantage[i].expand(int(n)) for i, n in enumerate(lengths)]
     if algorithm == "reinforce_pp":
         flat = torch.cat(per_token)
         per_token = ((flat - flat.mean()) / torch.sqrt(flat.var() + 1e-8)).split(lengths.tolist())
     model.requires_grad_(True)
     total = 0
-    for i, answer in enumerate(answers):
-        logp, _ = token_logprobs(model, pack([answer], [0], model.device, torch.float64), 1.0)
+    for i, trajectory in enumerate(trajectories):
+        logp, _ = token_logprobs(model, pack([trajectory], [0], model.device, torch.float64), 1.0)
         loss = -(torch.exp(logp - logp.detach()) * per_token[i]).sum()
-        n = len(answer.tokens)
+        n = len(trajectory.tokens)
         total = (
             total
             + loss
@@ -110,35 +111,35 @@ def test_gradient_by_hand(algorithm):
 )
 def test_how_the_batch_is_cut_changes_nothing(change):
     model = tiny_model("qwen3")
-    answers = make_answers(model=model)
-    base = gradients(model, config(kl_coef=0.1), answers)
-    assert_same(base, gradients(model, config(kl_coef=0.1, **change), answers))
+    trajectories = make_trajectories(model=model)
+    base = gradients(model, config(kl_coef=0.1), trajectories)
+    assert_same(base, gradients(model, config(kl_coef=0.1, **change), trajectories))
 
 
 @pytest.mark.parametrize("watched", [False, True])
 def test_answers_that_teach_nothing_are_left_out_unless_somebody_looks(monkeypatch, watched):
     """A group of equal rewards is not learned from: same gradients as if it were, and the drafter still sees it."""
     model = tiny_model()
-    answers = make_answers(12, model=model)
-    for i, answer in enumerate(answers):
-        answer.reward = 0.1 if i // 4 == 1 else float(i % 3 == 0)  # the second group is of one mind
+    trajectories = make_trajectories(12, model=model)
+    for i, trajectory in enumerate(trajectories):
+        trajectory.reward = 0.1 if i // 4 == 1 else float(i % 3 == 0)  # the second group is of one mind
     others = [0, 1, 2, 3, 8, 9, 10, 11]
     learner = Learner(copy.deepcopy(model), config())
-    lesson = learner.lesson(answers, 0, learner.score(answers, range(12)))
-    assert lesson.teaches == [True] * 4 + [False] * 4 + [True] * 4 and lesson.counted(0) == others
-    assert lesson.work(watched) == [a.length * (int(watched) if i // 4 == 1 else 3) for i, a in enumerate(answers)]
+    batch = learner.make_batch(trajectories, 0, learner.score(trajectories, range(12)))
+    assert batch.has_signal == [True] * 4 + [False] * 4 + [True] * 4 and batch.counted(0) == others
+    assert batch.work(watched) == [a.length * (int(watched) if i // 4 == 1 else 3) for i, a in enumerate(trajectories)]
     learned, seen = [], []
     monkeypatch.setattr(
-        "paceline.learn.learner.token_logprobs", lambda *a: (learned.extend(a[1].answers), token_logprobs(*a))[1]
+        "paceline.learn.learner.token_logprobs", lambda *a: (learned.extend(a[1].members), token_logprobs(*a))[1]
     )
-    learner.watch = (lambda i, *_: seen.append(i)) if watched else None
-    sums = learner.gradients(lesson, 0, range(12))
+    learner.on_hidden = (lambda i, *_: seen.append(i)) if watched else None
+    sums = learner.gradients(batch, 0, range(12))
     assert sorted(learned) == others
     assert sorted(seen) == (list(range(12)) if watched else [])
 
-    lesson.teaches = [True] * 12
+    batch.has_signal = [True] * 12
     other = Learner(copy.deepcopy(model), config())
-    expected = other.gradients(lesson, 0, range(12))
+    expected = other.gradients(batch, 0, range(12))
     assert_same(*({n: p.grad for n, p in it.model.named_parameters()} for it in (learner, other)))
     torch.testing.assert_close(sums.values["loss"], expected.values["loss"])
     assert sums.values["entropy"] < expected.values["entropy"], "of what was learned from"
@@ -146,67 +147,67 @@ def test_answers_that_teach_nothing_are_left_out_unless_somebody_looks(monkeypat
 
 def test_what_nobody_wants_to_see_does_not_go_through_the_policy(monkeypatch):
     model = tiny_model()
-    answers = make_answers(12, model=model)
-    for i, answer in enumerate(answers):
-        answer.reward = 0.1 if i // 4 == 1 else float(i % 3 == 0)  # the second group teaches nothing
+    trajectories = make_trajectories(12, model=model)
+    for i, trajectory in enumerate(trajectories):
+        trajectory.reward = 0.1 if i // 4 == 1 else float(i % 3 == 0)  # the second group teaches nothing
     learner = Learner(model, config())
     ran, seen = [], []
     monkeypatch.setattr(
-        "paceline.learn.learner.hidden_states", lambda m, b, **k: (ran.extend(b.answers), hidden_states(m, b, **k))[1]
+        "paceline.learn.learner.hidden_states", lambda m, b, **k: (ran.extend(b.members), hidden_states(m, b, **k))[1]
     )
-    learner.watch = lambda i, *_: seen.append(i)
-    learner.wants = lambda i: i in (2, 5)
-    lesson = learner.lesson(answers, 0, learner.score(answers, range(12)))
-    learner.gradients(lesson, 0, range(12))
+    learner.on_hidden = lambda i, *_: seen.append(i)
+    learner.wants_hidden = lambda i: i in (2, 5)
+    batch = learner.make_batch(trajectories, 0, learner.score(trajectories, range(12)))
+    learner.gradients(batch, 0, range(12))
     assert ran == [5] and {2, 5} <= set(seen) and not {4, 6, 7} & set(seen)
 
 
 @pytest.mark.parametrize("change", [{"kl_coef": 0.1}, {"overlong_buffer": 30}], ids=str)
 def test_equal_rewards_teach_where_more_than_rewards_counts(change):
-    answers = make_answers()
-    for answer in answers:
-        answer.reward = 1.0
+    trajectories = make_trajectories()
+    for trajectory in trajectories:
+        trajectory.reward = 1.0
     learner = Learner(tiny_model(), config(**change))
-    lesson = learner.lesson(answers, 0, learner.score(answers, range(8)))
-    assert any(lesson.teaches)
+    batch = learner.make_batch(trajectories, 0, learner.score(trajectories, range(8)))
+    assert any(batch.has_signal)
 
 
 def test_a_step_that_teaches_nothing_still_goes_on_with_the_momentum():
     model = tiny_model()
-    answers = make_answers(model=model)
+    trajectories = make_trajectories(model=model)
     learner = Learner(model, config())
-    first = learner.update(answers, step=0)
-    assert first["actor/tokens"] == sum(a.length for a in answers)
+    first = update(learner, trajectories, 0)
+    assert first["actor/tokens"] == sum(a.length for a in trajectories)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    for answer in answers:
-        answer.reward = 0.0
-    metrics = learner.update(answers, step=1)
+    for trajectory in trajectories:
+        trajectory.reward = 0.0
+    metrics = update(learner, trajectories, 1)
     assert metrics["actor/grad_norm"] == 0 == metrics["actor/tokens"] and metrics["actor/skipped"] == 0
     assert any(not torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 
 def test_logits_in_pieces_change_nothing(monkeypatch):
     model = tiny_model()
-    answers = make_answers(model=model)
-    base = gradients(model, config(), answers)
+    trajectories = make_trajectories(model=model)
+    base = gradients(model, config(), trajectories)
     monkeypatch.setattr("paceline.learn.logprobs.LOGITS_AT_ONCE", 128 * 7)
-    assert_same(base, gradients(model, config(), answers))
+    assert_same(base, gradients(model, config(), trajectories))
 
 
 def test_old_policy_reference_and_truncated_weights():
     """With a perturbed engine, several epochs and a reference, the loss is still the formula."""
     model = tiny_model()
-    answers = make_answers(model=model)
+    trajectories = make_trajectories(model=model)
     r = random.Random(1)
-    for answer in answers:
-        answer.logprobs = [p + r.gauss(0, 0.8) for p in answer.logprobs]
+    for trajectory in trajectories:
+        trajectory.logprobs = [p + r.gauss(0, 0.8) for p in trajectory.logprobs]
     learner = Learner(copy.deepcopy(model), config(importance_sampling_cap=1.5))
-    metrics = learner.update(answers, 0)
-    batch = pack(answers, list(range(8)), model.device, torch.float64)
+    metrics = update(learner, trajectories, 0)
+    batch = pack(trajectories, list(range(8)), model.device, torch.float64)
     logp, entropy = token_logprobs(model, batch, 1.0)
-    rewards = torch.tensor([a.reward for a in answers], dtype=torch.float64).view(2, 4)
+    rewards = torch.tensor([a.reward for a in trajectories], dtype=torch.float64).view(2, 4)
     advantage = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)).view(-1)
-    lengths = torch.tensor([len(a.tokens) for a in answers])
+    lengths = torch.tensor([len(a.tokens) for a in trajectories])
     each = -advantage.repeat_interleave(lengths) * torch.exp(logp - batch.rollout_logp).clamp(max=1.5)
     assert metrics["actor/pg_loss"] == pytest.approx(float((token_weights(lengths, "sequence_mean", 40) * each).sum()))
     assert metrics["actor/entropy"] == pytest.approx(float(entropy.mean()))
@@ -217,15 +218,15 @@ def test_old_policy_reference_and_truncated_weights():
 
 def test_several_updates_per_step_clip_against_the_first_policy():
     model = tiny_model()
-    answers = make_answers(model=model)
+    trajectories = make_trajectories(model=model)
     learner = Learner(model, config(epochs=3, minibatches=2, lr=0.05))
-    metrics = learner.update(answers, 0)
+    metrics = update(learner, trajectories, 0)
     assert learner.updates == 6 and metrics["actor/pg_clipfrac"] > 0 and metrics["actor/ppo_kl"] != 0
 
 
 def test_temperature_enters_the_policy():
     model = tiny_model()
-    batch = pack(make_answers(4), [0, 1, 2, 3], model.device, torch.float64)
+    batch = pack(make_trajectories(4), [0, 1, 2, 3], model.device, torch.float64)
     hot, _ = token_logprobs(model, batch, 2.0)
     cold, _ = token_logprobs(model, batch, 1.0)
     assert not torch.allclose(hot, cold)
@@ -233,39 +234,42 @@ def test_temperature_enters_the_policy():
 
 def test_updates_that_are_not_finite_are_skipped():
     model = tiny_model()
-    answers = make_answers(model=model)
-    answers[3].logprobs[0] = float("nan")
+    trajectories = make_trajectories(model=model)
+    trajectories[3].logprobs[0] = float("nan")
     before = {n: p.clone() for n, p in model.named_parameters()}
-    metrics = Learner(model, config()).update(answers, 0)
+    metrics = update(Learner(model, config()), trajectories, 0)
     assert metrics["actor/skipped"] == 1
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 
 def test_learning_raises_the_probability_of_what_was_rewarded():
     model = tiny_model()
-    answers = make_answers(16, model=model)
+    trajectories = make_trajectories(16, model=model)
     learner = Learner(model, config(lr=3e-3))
-    batch = pack(answers, list(range(16)), model.device, torch.float64)
+    batch = pack(trajectories, list(range(16)), model.device, torch.float64)
     good = (
-        torch.tensor([a.reward for a in answers]).repeat_interleave(torch.tensor([len(a.tokens) for a in answers])) > 0
+        torch.tensor([a.reward for a in trajectories]).repeat_interleave(
+            torch.tensor([len(a.tokens) for a in trajectories])
+        )
+        > 0
     )
     before, _ = token_logprobs(model, batch, 1.0)
     for step in range(5):
-        learner.update(answers, step)
+        update(learner, trajectories, step)
     after, _ = token_logprobs(model, batch, 1.0)
     assert (after - before)[good].mean() > 0 > (after - before)[~good].mean()
 
 
 def test_state_goes_on_exactly():
     model = tiny_model()
-    answers = make_answers(model=model)
+    trajectories = make_trajectories(model=model)
     one = Learner(model, config(kl_coef=0.1))
-    one.update(answers, 0)
+    update(one, trajectories, 0)
     twin = copy.deepcopy(model)
     two = Learner(twin, config(kl_coef=0.1))
     two.load({k: v.clone() for k, v in one.state().items()})
     for learner in (one, two):
-        learner.update(answers, 1)
+        update(learner, trajectories, 1)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
     assert two.updates == 2
 
@@ -274,7 +278,7 @@ def test_state_goes_on_exactly():
     ("loss_type", "aggregate"), [("grpo", "sequence_mean"), ("dr_grpo", "constant"), ("dapo", "token_mean")]
 )
 def test_equals_trl(loss_type, aggregate, tmp_path):
-    """TRL's own loss on the same weights, answers, advantages and old log-probabilities."""
+    """TRL's own loss on the same weights, trajectories, advantages and old log-probabilities."""
     trl = pytest.importorskip("trl")
     from datasets import Dataset
     from tokenizers import Tokenizer, models
@@ -298,9 +302,9 @@ def test_equals_trl(loss_type, aggregate, tmp_path):
         train_dataset=Dataset.from_list([{"prompt": "w2"}] * 4), processing_class=tokenizer,
     )  # fmt: skip
 
-    answers = make_answers(4)
-    batch = pack(answers, [0, 1, 2, 3], ours.device, torch.float32)
-    lengths = torch.tensor([len(a.tokens) for a in answers])
+    trajectories = make_trajectories(4)
+    batch = pack(trajectories, [0, 1, 2, 3], ours.device, torch.float32)
+    lengths = torch.tensor([len(a.tokens) for a in trajectories])
     generator = torch.Generator().manual_seed(0)
     advantages = torch.randn(4, generator=generator)
     with torch.no_grad():
@@ -313,13 +317,13 @@ def test_equals_trl(loss_type, aggregate, tmp_path):
     mine.backward()
 
     pad = lambda rows, side: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=side)  # noqa: E731
-    prompts = pad([torch.tensor(a.prompt) for a in answers], "left")
+    prompts = pad([torch.tensor(a.prompt) for a in trajectories], "left")
     trainer.current_gradient_accumulation_steps = 1
     inputs = {
         "prompt_ids": prompts,
         "prompt_mask": (prompts != 0).long(),
-        "completion_ids": pad([torch.tensor(a.tokens) for a in answers], "right"),
-        "completion_mask": pad([torch.ones(len(a.tokens), dtype=torch.long) for a in answers], "right"),
+        "completion_ids": pad([torch.tensor(a.tokens) for a in trajectories], "right"),
+        "completion_mask": pad([torch.ones(len(a.tokens), dtype=torch.long) for a in trajectories], "right"),
         "advantages": advantages,
         "old_per_token_logps": pad(list(old.split(lengths.tolist())), "right"),
         "num_items_in_batch": lengths.sum(),
@@ -333,12 +337,12 @@ def test_equals_trl(loss_type, aggregate, tmp_path):
 
 def test_adding_up_micro_batches_in_bfloat16_loses_little():
     """Gradients have the precision of the weights. Eight micro-batches, each rounded, and so is every sum: what that
-    costs is far below what another draw of answers would change."""
+    costs is far below what another draw of trajectories would change."""
     model = tiny_model(dtype=torch.float32)
     parts, others = [], []
     for into, first in ((parts, 0), (others, 100)):
         for i in range(8):
-            into.append(gradients(model, config(max_grad_norm=1e9), make_answers(4, seed=first + i)))
+            into.append(gradients(model, config(max_grad_norm=1e9), make_trajectories(4, seed=first + i)))
 
     def direction(a, b):
         return float(

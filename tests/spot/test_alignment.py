@@ -22,7 +22,8 @@ from paceline.draft.strategy import Strategy
 from paceline.model.attention import PackedAttention
 from paceline.model.decoder import Decoder
 from paceline.rollout import EngineSettings, RolloutEngine
-from paceline.spot.buffer import FeatureSample, SpotBuffer
+from paceline.spot.buffer import SpotBuffer
+from paceline.spot.samples import FeatureSample
 from paceline.spot.trainer import SpotSettings, SpotTrainer
 
 from ..conftest import tiny_model
@@ -44,8 +45,8 @@ def follow(prompt: tuple[int, ...]) -> list[int]:
 
 
 def make_prompts(count: int, seed: int) -> list[tuple[int, ...]]:
-    dice = random.Random(seed)
-    return [tuple(dice.randrange(SYMBOLS) for _ in range(PROMPT)) for _ in range(count)]
+    rng = random.Random(seed)
+    return [tuple(rng.randrange(SYMBOLS) for _ in range(PROMPT)) for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +97,8 @@ def trained(policy: Decoder, shift: int) -> EagleModel:
     training = TrainSettings(lr=4e-3, runs=DEPTH, warmup=5)
     spot = SpotTrainer(drafter, buffer, training, settings, clock=lambda: next(ticks) / 32)
     spot.train(rounds(250))
-    verdict = spot.publish()
-    assert verdict is not None and verdict.after > 0.85 * (1 + DEPTH), "in training, all of them seem to do well"
+    evaluation = spot.publish()
+    assert evaluation is not None and evaluation.after > 0.85 * (1 + DEPTH), "in training, all of them seem to do well"
     return drafter
 
 

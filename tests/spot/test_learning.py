@@ -11,9 +11,10 @@ import paceline.spot.learning as learning
 from paceline.config import SpotConfig
 from paceline.draft.eagle.loss import expected_accept_length, read_sequences
 from paceline.draft.eagle.model import DrafterShape, EagleModel
-from paceline.spot.buffer import FeatureSample, SpotBuffer
+from paceline.spot.buffer import ANY_LENGTH, SpotBuffer
 from paceline.spot.learning import DrafterLearning
-from paceline.spot.trainer import SpotSettings, SpotTrainer, cut, excerpt, lay_out
+from paceline.spot.samples import FeatureSample, cut, excerpt, lay_out
+from paceline.spot.trainer import SpotSettings, SpotTrainer
 
 from ..conftest import tiny_model
 from ..draft.test_training import counting_policy
@@ -23,15 +24,17 @@ EACH = 4 + 4 * 4 * HIDDEN  # bytes per token in float32
 
 
 def text(length: int, seed: int) -> list[int]:
-    dice = random.Random(1000 * length + seed)
-    return [dice.randrange(128) for _ in range(length)]
+    rng = random.Random(1000 * length + seed)
+    return [rng.randrange(128) for _ in range(length)]
 
 
-def make(tokens: int, when: str) -> DrafterLearning:
+def make(tokens: int, when: str, any_length: float = 0.0) -> DrafterLearning:
     """With room for so many tokens, an eighth of it for what is held out."""
     drafter = EagleModel(tiny_model(dtype=torch.float32), DrafterShape(64, 16)).init_weights(0)
     config = SpotConfig(when=when, buffer_mb=tokens * EACH / 2**20)
-    return DrafterLearning(drafter, config, seed=0)
+    spot = DrafterLearning(drafter, config, seed=0)
+    spot.buffer = spot.trainer.buffer = SpotBuffer(spot.buffer.max_bytes, any_length)
+    return spot
 
 
 @pytest.fixture
@@ -51,11 +54,12 @@ def read(monkeypatch) -> list[int]:
 def read_all(spot: DrafterLearning) -> None:
     while spot._read():
         assert spot.buffer.bytes <= spot.buffer.max_bytes
-    assert not spot._unread
+    assert not spot._unread and not spot._finished
 
 
-def test_only_what_is_kept_is_read(read):
-    spot = make(1200, "tail")
+@pytest.mark.parametrize("any_length", [0.0, ANY_LENGTH])
+def test_only_what_is_kept_is_read(read, any_length):
+    spot = make(1200, "tail", any_length)
     lengths = [30 + 3 * i for i in range(60)]
     random.Random(0).shuffle(lengths)
     for i, length in enumerate(lengths):
@@ -65,7 +69,11 @@ def test_only_what_is_kept_is_read(read):
     samples = spot.buffer.samples
     assert sorted(read) == sorted(map(len, samples)) and sum(read) <= 1200 < sum(lengths) / 5
     kept = sorted(len(s) for s in samples if not s.held_out)
-    assert kept[-5] > 180, "of answers of 30 to 207 tokens; what is left over goes to a shorter one"
+    assert any_length or kept[-5] > 180, "of answers of 30 to 207 tokens; what is left over goes to a shorter one"
+    longest = sorted(map(len, spot.buffer._longest.new))
+    assert longest[1] > 180
+    if any_length:
+        assert min(map(len, spot.buffer._any_length.new)) < 150
     for sample in samples:
         wanted = read_sequences(spot.trainer.drafter, [(sample.tokens.tolist(), 5)])
         torch.testing.assert_close(sample.features, wanted.features)
@@ -85,7 +93,7 @@ def shown(spot: DrafterLearning, texts, answers) -> None:
     """As the learner shows what it has run the policy over."""
     for i in answers:
         got = read_sequences(spot.trainer.drafter, [texts[i]])
-        spot.watch(i, got.tokens, got.features, got.hidden)
+        spot.on_hidden(i, got.tokens, got.features, got.hidden)
 
 
 @pytest.mark.parametrize("when", ["tail", "update"])
@@ -94,7 +102,7 @@ def test_what_the_learner_is_asked_to_show(when):
     texts = {i: (text(20 + i, i), 5) for i in range(40)}
     lengths = [len(tokens) - prompt for tokens, prompt in texts.values()]
     spot.begin_update(lengths, texts, first=True)
-    wanted = [i for i in texts if spot.wants(i)]
+    wanted = [i for i in texts if spot.wants_hidden(i)]
     assert wanted == list(range(40) if when == "update" else range(19, 40))
     shown(spot, texts, wanted)
     assert len(spot.buffer) == len(wanted)
@@ -115,7 +123,7 @@ def test_an_update_that_is_made_again_keeps_nothing_twice():
     spot.begin_update(lengths, {i: texts[i] for i in (4, 5, 6, 7)}, first=False)
     shown(spot, texts, [4, 5])
     spot.begin_update(lengths, {i: texts[i] for i in (4, 5, 6, 8)}, first=False)
-    assert [i for i in texts if spot.wants(i)] == [6, 8], "4 and 5 are there"
+    assert [i for i in texts if spot.wants_hidden(i)] == [6, 8], "4 and 5 are there"
     shown(spot, texts, [4, 5, 6, 8])
     assert sorted(len(s) for s in spot.buffer.samples) == [20, 21, 22, 23, 24, 25, 26, 28]
     assert spot.buffer.bytes == sum(s.bytes for s in spot.buffer.samples), "and no room is left for the one that went"
@@ -130,10 +138,10 @@ def sample(length: int, prompt: int) -> FeatureSample:
 
 @pytest.mark.parametrize(("length", "prompt"), [(900, 10), (900, 600), (129, 128), (131, 4), (128, 4), (4000, 2000)])
 def test_all_of_a_long_answer_is_learned_from_in_pieces(length, prompt):
-    whole, size, dice = sample(length, prompt), 128, random.Random(3)
+    whole, size, rng = sample(length, prompt), 128, random.Random(3)
     learned: set[int] = set()
     for _ in range(12):
-        pieces = cut(whole, size, dice)
+        pieces = cut(whole, size, rng)
         assert pieces and all(p.prompt < len(p) <= size for p in pieces)
         for piece in pieces:
             learn = lay_out([piece]).learn
@@ -154,7 +162,7 @@ def test_drafters_are_judged_by_parts_of_long_answers():
 def test_an_answer_longer_than_all_that_is_judged_is_judged_by_a_part():
     drafter = EagleModel(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
     buffer = SpotBuffer(2**24)
-    spot = SpotTrainer(drafter, buffer, settings=SpotSettings(judge_tokens=240))
+    spot = SpotTrainer(drafter, buffer, settings=SpotSettings(eval_tokens=240))
     for start in range(48):
         tokens = [(start + i) % 48 for i in range(250)]
         got = read_sequences(drafter, [(tokens, 4)])
@@ -162,8 +170,8 @@ def test_an_answer_longer_than_all_that_is_judged_is_judged_by_a_part():
         buffer.put(FeatureSample(got.tokens.int(), 4, got.features, got.hidden))
         if buffer.samples[0].held_out:
             break
-    verdict = spot.judge()
-    assert 50 < verdict.tokens <= 60 and verdict.before == pytest.approx(verdict.after)
+    evaluation = spot.evaluate()
+    assert 50 < evaluation.tokens <= 60 and evaluation.before == pytest.approx(evaluation.after)
 
 
 def test_a_piece_is_judged_as_the_same_tokens_of_the_whole():
@@ -178,3 +186,14 @@ def test_a_piece_is_judged_as_the_same_tokens_of_the_whole():
     assert expected_accept_length(drafter, piece, 1) == pytest.approx(
         expected_accept_length(drafter, late, 1), abs=1e-9
     )
+
+
+def test_the_learner_is_not_asked_for_an_answer_that_had_to_leave():
+    """All are asked about before the first is computed, so what the policy runs over for the buffer stays there."""
+    spot = make(1200, "update", ANY_LENGTH)
+    texts = {i: (text(30 + 3 * i, i), 5) for i in range(60)}
+    spot.begin_update([len(tokens) - 5 for tokens, _ in texts.values()], texts, first=True)
+    assert any(entry.evicted for entry in spot._entries.values()), "some left for one with a higher hash"
+    wanted = [i for i in texts if spot.wants_hidden(i)]
+    shown(spot, texts, texts)
+    assert sorted(len(spot._entries[i]) for i in wanted) == sorted(map(len, spot.buffer.samples))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ import torch
 from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.draft.eagle.trainer import TrainSettings
 from paceline.spot.buffer import SpotBuffer
-from paceline.spot.evaluation import Evaluation, overall
-from paceline.spot.merge import contribution, merged, summed
+from paceline.spot.evaluation import Evaluation
+from paceline.spot.merge import contribution, merged
 from paceline.spot.trainer import SpotTrainer
 
 from ..draft.test_training import counting_policy
@@ -32,18 +33,32 @@ def make_worker(seed: int, answers: int = 40, training: TrainSettings = FAST) ->
 
 def everything(worker: SpotTrainer) -> list[torch.Tensor]:
     """All tensors that a worker must not lose."""
-    moments = [t for s in worker._trainer.optimizer.state.values() for t in s.values()]
-    published, training = worker.drafter.parameters(), worker._trainer.copy.parameters()
+    moments = [t for s in worker._optimizer.optimizer.state.values() for t in s.values()]
+    published, training = worker.drafter.parameters(), worker._optimizer.copy.parameters()
     return [t.detach().clone() for t in (*published, *training, *worker.weights, *moments)]
 
 
-def merge(workers: list[SpotTrainer]) -> Evaluation:
-    """The whole of it, as it is done with an all-reduce."""
-    candidate = merged(summed(contribution(w) for w in workers))
-    verdict = overall(w.judge_candidate(candidate) for w in workers) if candidate else Evaluation(0.0, 0.0, 0)
+def all_reduce(parts: Iterable[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    """What a process group does, for workers in one process."""
+    return [torch.stack(each).sum(0) for each in zip(*parts, strict=True)]
+
+
+def evaluate_together(workers: list[SpotTrainer], candidate: list[torch.Tensor]) -> Evaluation:
+    (sums,) = all_reduce([torch.tensor(w.evaluate(candidate).sums(), dtype=torch.float64)] for w in workers)
+    return Evaluation.from_sums(sums.tolist())
+
+
+def merge(workers: list[SpotTrainer]) -> Evaluation | None:
+    """The whole of it, in the order in which workers do it."""
+    candidate = merged(all_reduce(contribution(w) for w in workers))
+    if candidate is None:
+        for worker in workers:
+            worker.adopt(None)
+        return None
+    evaluation = evaluate_together(workers, candidate)
     for worker in workers:
-        worker.adopt(candidate if verdict.better else None)
-    return verdict
+        worker.accept_or_drop(candidate, evaluation)
+    return evaluation
 
 
 def test_the_average_is_weighted_by_tokens_and_the_same_for_all():
@@ -57,10 +72,10 @@ def test_the_average_is_weighted_by_tokens_and_the_same_for_all():
     assert merge(workers).better
     for worker in workers:
         assert worker.version == 1 and worker.tokens == 0
-        for weights in (worker.weights, worker.drafter.parameters(), worker._trainer.copy.parameters()):
+        for weights in (worker.weights, worker.drafter.parameters(), worker._optimizer.copy.parameters()):
             for got, expected in zip(weights, by_hand, strict=True):
                 torch.testing.assert_close(got.detach(), expected.float(), rtol=0, atol=0)
-    merge(workers)
+    assert merge(workers) is None
     assert all(w.version == 1 for w in workers), "nobody trained, so there is nothing new"
 
 
@@ -69,7 +84,7 @@ def test_an_average_over_one_worker_is_that_worker_bit_for_bit():
     worker.train(rounds(5))
     kept = [w.clone() for w in worker.weights]
     assert all(bool((t == 0).all()) for t in contribution(idle))
-    candidate = merged(summed([contribution(idle), contribution(worker)]))
+    candidate = merged(all_reduce([contribution(idle), contribution(worker)]))
     assert candidate and all(torch.equal(x, y) for x, y in zip(candidate, kept, strict=True))
     assert merged(contribution(idle)) is None
 
@@ -79,12 +94,12 @@ def test_all_of_it_can_be_done_again_until_it_is_adopted():
     worker.train(rounds(20))
     before, tokens = everything(worker), worker.tokens
     first = merged(contribution(worker))
-    verdict = worker.judge_candidate(first)
+    evaluation = worker.evaluate(first)
     again = merged(contribution(worker))
-    assert verdict == worker.judge_candidate(again) and worker.tokens == tokens and worker.version == 0
+    assert evaluation == worker.evaluate(again) and worker.tokens == tokens and worker.version == 0
     assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
     assert all(torch.equal(x, y) for x, y in zip(before, everything(worker), strict=True))
-    assert verdict == worker.publish(), "what one does alone is the same"
+    assert evaluation == worker.publish(), "what one does alone is the same"
     assert worker.version == 1 and torch.equal(worker.drafter.fc, first[0])
 
 
@@ -95,8 +110,8 @@ def test_a_worse_average_is_not_adopted_by_anybody():
     assert merge(merge_first).better
     published = [p.clone() for p in good.drafter.parameters()]
     bad.train(rounds(10))
-    verdict = merge(merge_first)
-    assert verdict.after < verdict.before
+    evaluation = merge(merge_first)
+    assert evaluation.after < evaluation.before
     for worker in merge_first:
         assert worker.version == 1 and worker.tokens == 0
         for weights in (worker.drafter.parameters(), worker.weights):
@@ -108,9 +123,9 @@ def test_what_is_not_finite_is_refused():
     for w in (worker, broken):
         w.train(rounds(4))
     broken.weights[0][0, 0] = math.nan
-    candidate = merged(summed([contribution(worker), contribution(broken)]))
+    candidate = merged(all_reduce([contribution(worker), contribution(broken)]))
     assert candidate and torch.equal(candidate[0], worker.weights[0]), "one that broke does not spoil the others' work"
-    total = summed([contribution(worker)])
+    total = contribution(worker)
     total[0][0, 0] = math.inf
     assert merged(total) is None
     assert broken.publish() is None and broken.version == 0 and broken.tokens == 0
@@ -118,16 +133,18 @@ def test_what_is_not_finite_is_refused():
     assert not Evaluation(4.0, math.nan, 10).better
 
 
-def test_verdicts_of_workers_add_up_to_one_over_all_their_answers():
+def test_evaluations_of_workers_add_up_to_one_over_all_their_answers():
     one, two = make_worker(1), make_worker(2, answers=90)
     one.train(rounds(20))
     candidate = merged(contribution(one))
-    parts = [w.judge_candidate(candidate) for w in (one, two)]
+    alone = two.evaluate(candidate)
+    together = evaluate_together([one, two, make_worker(3, answers=0)], candidate)
     for sample in one.buffer.samples:
         two.buffer.put(sample)
-    whole = two.judge_candidate(candidate)
-    assert overall([*parts, Evaluation(0.0, 0.0, 0)]) == pytest.approx(whole) and whole.tokens > parts[1].tokens
-    assert overall([]) == (0.0, 0.0, 0) and not overall([]).better
+    whole = two.evaluate(candidate)
+    assert together == pytest.approx(whole) and whole.tokens > alone.tokens
+    nothing = evaluate_together([make_worker(3, answers=0)], candidate)
+    assert nothing == (0.0, 0.0, 0) and not nothing.better
 
 
 def test_with_nothing_to_judge_by_training_goes_on():
@@ -148,7 +165,7 @@ def test_in_bfloat16_all_workers_guess_with_the_same_weights():
         worker.weights[0].add_(torch.randn_like(worker.weights[0]))  # as training would
         worker.tokens = 1000 * seed
         workers.append(worker)
-    candidate = merged(summed(contribution(w) for w in workers))
+    candidate = merged(all_reduce(contribution(w) for w in workers))
     for worker in workers:
         worker.adopt(candidate)
     for mine, other, trained in zip(

@@ -1,4 +1,4 @@
-"""benchmarks/spot_buffer.py: every way keeps what it says within the same room, and is judged where it says."""
+"""benchmarks/spot_buffer.py: every way keeps what it says within the same room, and is evaluated where it says."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from ..conftest import load_file
 FILE = Path(__file__).parents[2] / "benchmarks" / "spot_buffer.py"
 
 
-@pytest.mark.parametrize("keep", ["shortest", "longest", "random", "longest and random", "buffer"])
+@pytest.mark.parametrize(
+    "keep", ["shortest", "longest", "random", "longest and random", "buffer, longest only", "buffer, any length"]
+)
 def test_every_way_stays_within_the_room(keep):
-    dice = random.Random(0)
-    texts = [([dice.randrange(99) for _ in range(10 + 3 * i)], 5) for i in range(60)]
-    kept = [len(tokens) for tokens, _ in load_file(FILE).choose(texts, 900, keep, dice)]
+    rng = random.Random(0)
+    texts = [([rng.randrange(99) for _ in range(10 + 3 * i)], 5) for i in range(60)]
+    kept = [len(tokens) for tokens, _ in load_file(FILE).choose(texts, 900, keep, rng)]
     assert 600 < sum(kept) <= 900
     if keep != "random":
         assert (max(kept) == max(len(tokens) for tokens, _ in texts)) == (keep != "shortest"), kept
@@ -29,5 +31,5 @@ def test_it_says_how_far_each_way_came(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["spot_buffer.py", *words.split(), "--ways", "0", "5"])
     load_file(FILE).main()
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [row["keeps"] for row in said["rows"]] == ["shortest", "buffer"]
+    assert [row["keeps"] for row in said["rows"]] == ["shortest", "buffer, longest only"]
     assert all(row["accept_length"][0] > 1 for row in said["rows"]) and said["settings"]["share"] == 0.5

@@ -9,8 +9,9 @@ import torch
 from paceline.draft.eagle.loss import expected_accept_length, read_sequences
 from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.draft.eagle.trainer import TrainSettings
-from paceline.spot.buffer import FeatureSample, SpotBuffer
-from paceline.spot.trainer import SpotSettings, SpotTrainer, lay_out
+from paceline.spot.buffer import SpotBuffer
+from paceline.spot.samples import FeatureSample, lay_out
+from paceline.spot.trainer import SpotTrainer
 
 from ..draft.test_training import counting_policy
 
@@ -19,9 +20,9 @@ FAST = TrainSettings(lr=5e-3, runs=3, warmup=1)
 
 def counted(drafter: EagleModel, count: int, seed: int = 0, prompt: int = 4):
     """Answers of a policy that counts, with its features."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(count):
-        start, length = dice.randrange(48), dice.randint(12, 40)
+        start, length = rng.randrange(48), rng.randint(12, 40)
         tokens = [(start + i) % 48 for i in range(length)]
         texts = read_sequences(drafter, [(tokens, prompt)])
         yield FeatureSample(texts.tokens.int(), prompt, texts.features, texts.hidden)
@@ -52,15 +53,15 @@ def test_what_the_buffer_gives_back_is_what_the_policy_thought(spot):
 
 def test_learns_a_policy_whose_next_token_is_known_and_publishes_it(spot):
     """Off by one anywhere between tokens and features, and the right guess could not be known."""
-    before = spot.judge()
-    spell = spot.train(rounds(120))
-    old, new, _ = spot.judge()
+    before = spot.evaluate()
+    stats = spot.train(rounds(120))
+    old, new, _ = spot.evaluate()
     assert before[0] == old < 1.5 and new > 3.5, "of at most four tokens per check"
-    assert spell.steps == 120 and spell.tokens > 0 and spell.loss < 1
+    assert stats.steps == 120 and stats.tokens > 0 and stats.loss < 1
     untouched = spot.drafter.fc.clone()
     assert spot.publish().better and spot.version == 1
     assert not torch.equal(spot.drafter.fc, untouched)
-    assert spot.judge()[0] == pytest.approx(new)
+    assert spot.evaluate()[0] == pytest.approx(new)
     assert spot.publish() is None and spot.version == 1, "nothing was trained since"
 
 
@@ -81,19 +82,19 @@ def test_a_worse_drafter_is_not_published():
     best = drafter.fc.clone()
     bad = SpotTrainer(drafter, buffer, TrainSettings(lr=3.0, runs=3, warmup=1))
     bad.train(rounds(10))
-    old, new, _ = bad.judge()
+    old, new, _ = bad.evaluate()
     assert new < old and not bad.publish().better and bad.version == 0
     assert torch.equal(drafter.fc, best)
-    assert bad.judge()[1] == pytest.approx(old), "and training goes on from the last version"
+    assert bad.evaluate()[1] == pytest.approx(old), "and training goes on from the last version"
 
 
 def test_a_loss_that_is_not_finite_is_thrown_away(spot):
     for sample in spot.buffer.samples:
         sample.features.fill_(float("nan"))
-    before = spot._trainer.copy.fc.clone()
-    spell = spot.train(rounds(4))
-    assert spell.steps == 0 and spell.thrown_away == 4
-    assert torch.equal(spot._trainer.copy.fc, before) and spot.publish() is None
+    before = spot._optimizer.copy.fc.clone()
+    stats = spot.train(rounds(4))
+    assert stats.steps == 0 and stats.discarded == 4
+    assert torch.equal(spot._optimizer.copy.fc, before) and spot.publish() is None
 
 
 def test_with_a_reduced_vocabulary_training_sees_the_head_that_the_policy_has_now():
@@ -105,19 +106,19 @@ def test_with_a_reduced_vocabulary_training_sees_the_head_that_the_policy_has_no
     spot.train(rounds(1))
     policy.head.weight.data.mul_(0.5)  # the policy has learned
     spot.train(rounds(1))
-    assert torch.equal(spot._trainer.copy.head(), policy.head.weight[vocab])
+    assert torch.equal(spot._optimizer.copy.head(), policy.head.weight[vocab])
 
 
 def test_nothing_to_learn_from_ends_training_at_once():
     drafter = EagleModel(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
-    spell = SpotTrainer(drafter, SpotBuffer(2**20), FAST).train(lambda: True)
-    assert spell.steps == 0 and spell.seconds == 0
+    stats = SpotTrainer(drafter, SpotBuffer(2**20), FAST).train(lambda: True)
+    assert stats.steps == 0 and stats.seconds == 0
 
 
 def test_steps_come_to_take_the_time_that_is_set(spot):
     """A machine whose clock goes by tokens: 1,000 a second, and a tenth of a second per step on top."""
     now, sizes = 0.0, []
-    begin = spot._trainer.begin
+    begin = spot._optimizer.begin
 
     def slow(texts, progress=0.0):
         nonlocal now
@@ -125,7 +126,7 @@ def test_steps_come_to_take_the_time_that_is_set(spot):
         sizes.append(len(texts.tokens))
         begin(texts, progress)
 
-    spot._trainer.begin, spot._clock, spot.settings = slow, lambda: now, SpotSettings(step_s=0.35)
+    spot._optimizer.begin, spot._clock, spot.step_size.step_s = slow, lambda: now, 0.35
     spot.train(rounds(60))
     assert 180 <= sum(sizes[-10:]) / 10 <= 260, "0.35 s are 250 tokens, less what does not fit a pack"
     assert max(0.1 + n / 1000 for n in sizes[5:]) < 0.5
@@ -134,7 +135,7 @@ def test_steps_come_to_take_the_time_that_is_set(spot):
 def test_steps_do_not_shrink_where_that_saves_no_time(spot):
     """A machine that takes a fifth of a second for a step of any size, though a twentieth is asked for."""
     now, sizes = 0.0, []
-    begin = spot._trainer.begin
+    begin = spot._optimizer.begin
 
     def slow(texts, progress=0.0):
         nonlocal now
@@ -142,8 +143,8 @@ def test_steps_do_not_shrink_where_that_saves_no_time(spot):
         sizes.append(len(texts.tokens))
         begin(texts, progress)
 
-    spot._trainer.begin, spot._clock, spot.settings = slow, lambda: now, SpotSettings(step_s=0.05)
-    spot.size = 1024.0
+    spot._optimizer.begin, spot._clock, spot.step_size.step_s = slow, lambda: now, 0.05
+    spot.step_size.tokens = 1024.0
     spot.train(rounds(40))
     assert sum(sizes[-20:]) / 20 > 500
 

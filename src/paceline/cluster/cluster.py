@@ -21,7 +21,7 @@ from paceline.cluster.update import SharedUpdate
 from paceline.config import Config
 from paceline.core import Completion, Request, Trajectory
 from paceline.errors import WorkerFailed
-from paceline.learn.learner import mean_metrics
+from paceline.learn.token_sums import mean_metrics
 
 if TYPE_CHECKING:
     from paceline.rollout.differences import Difference
@@ -165,11 +165,11 @@ class Cluster:
     def merge_drafters(self) -> Evaluation | None:
         """Make the next version from the drafters of all that trained; all take it if it is not worse. None if nobody
         trained, or if there is nothing to evaluate on: then training goes on, and the next time decides."""
-        verdict: Evaluation | None = next(iter(self.group.all("merge_drafters").values()))
-        if verdict is None or not verdict.tokens:
+        evaluation: Evaluation | None = next(iter(self.group.all("merge_drafters").values()))
+        if evaluation is None or not evaluation.tokens:
             return None
-        self.group.all("accept_drafter", lambda: (verdict,))
-        return verdict
+        self.group.all("accept_drafter", lambda: (evaluation,))
+        return evaluation
 
     # Checkpoints
 

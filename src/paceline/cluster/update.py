@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from paceline.cluster.groups import WorkerGroup
 from paceline.config import LearnConfig
 from paceline.core import Trajectory
+from paceline.learn.algorithms import ALGORITHMS
 from paceline.learn.shards import deal
 
 if TYPE_CHECKING:
-    from paceline.learn.learner import Score
+    from paceline.learn.update_batch import Score
 
 
 class SharedUpdate:
@@ -74,7 +75,7 @@ class SharedUpdate:
     @property
     def _advantages_need_scores(self) -> bool:
         """REINFORCE++ whitens returns over the tokens of all trajectories, and they contain the KL term."""
-        return self.config.algorithm == "reinforce_pp" and bool(self.config.kl_coef)
+        return ALGORITHMS[self.config.algorithm].kl_in_reward and bool(self.config.kl_coef)
 
     def _score(self) -> None:
         lengths = [trajectory.length for trajectory in self.trajectories]

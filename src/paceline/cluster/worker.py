@@ -20,8 +20,8 @@ from paceline.cluster.worker_learning import WorkerLearning
 from paceline.cluster.worker_rollout import WorkerRollout
 from paceline.config import Config
 from paceline.core import Completion, Request, Trajectory, TrajectoryFacts
-from paceline.learn.learner import Score
 from paceline.learn.shards import Holders
+from paceline.learn.update_batch import Score
 from paceline.model import load_model, save_model
 from paceline.rollout.differences import Difference, explain
 from paceline.setup.build import DRAFTER, make_drafter
@@ -46,8 +46,8 @@ class Worker:
         self.rollout = WorkerRollout(config, spec, self.model, drafter, self.reporter)
         self.drafter = WorkerDrafter(config, spec, drafter, self.model.device)
         if self.drafter.learning:
-            self.learning.learner.watch = self.drafter.learning.watch
-            self.learning.learner.wants = self.drafter.learning.wants
+            self.learning.learner.on_hidden = self.drafter.learning.on_hidden
+            self.learning.learner.wants_hidden = self.drafter.learning.wants_hidden
         self.training = False
         """Whether it trains the drafter at present."""
         self._failed = False
@@ -154,8 +154,8 @@ class Worker:
     def merge_drafters(self) -> Evaluation | None:
         return self.drafter.merge(self.membership.peers)
 
-    def accept_drafter(self, verdict: Evaluation) -> None:
-        if self.drafter.accept(verdict, write=self.membership.leads):
+    def accept_drafter(self, evaluation: Evaluation) -> None:
+        if self.drafter.accept(evaluation, write=self.membership.leads):
             self.rollout.adaptive.tuner.renew()
 
     # Coming, going, keeping

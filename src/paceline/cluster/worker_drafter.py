@@ -87,8 +87,8 @@ class WorkerDrafter:
         if self.learning is None:
             return TrainingStats()
         if self.overlap:
-            self.learning.spell += self.overlap.stop()
-        return self.learning.spell
+            self.learning.stats += self.overlap.stop()
+        return self.learning.stats
 
     def clear(self) -> None:
         """The rollout will not be finished."""
@@ -106,8 +106,8 @@ class WorkerDrafter:
 
     def train(self, seconds: float) -> TrainingStats:
         assert self.learning is not None
-        self.learning.spend(seconds)
-        return self.learning.spell
+        self.learning.train_for(seconds)
+        return self.learning.stats
 
     def merge(self, peers: Peers) -> Evaluation | None:
         """Make the next drafter from those of all that trained, and evaluate it -> None if nobody did. Can be
@@ -122,22 +122,20 @@ class WorkerDrafter:
         if self._candidate is None:
             trainer.adopt(None)  # what is not finite is thrown away
             return None
-        before, after, tokens = trainer.judge_candidate(self._candidate)
-        weighted = torch.tensor([before * tokens, after * tokens, tokens], dtype=torch.float64)
-        peers.sum([weighted])
-        before, after, tokens = weighted.tolist()
-        return Evaluation(before / max(tokens, 1), after / max(tokens, 1), int(tokens))
+        sums = torch.tensor(trainer.evaluate(self._candidate).sums(), dtype=torch.float64)
+        peers.sum([sums])
+        return Evaluation.from_sums(sums.tolist())
 
-    def accept(self, verdict: Evaluation, write: bool) -> bool:
-        """Take the merged drafter, or drop it, as the verdict says -> whether there was one. With `write`, one that is
-        taken is written to the run directory. Can be repeated."""
+    def accept(self, evaluation: Evaluation, write: bool) -> bool:
+        """Take the merged drafter, or drop it, as the evaluation says -> whether there was one. With `write`, one that
+        is taken is written to the run directory. Can be repeated."""
         assert self.learning is not None
         if self._candidate is None:
             return False
-        self.learning.trainer.settle(self._candidate, verdict)
+        self.learning.trainer.accept_or_drop(self._candidate, evaluation)
         self._candidate = None
-        if verdict.better and write and self.writer and self.model:
-            self.writer.keep(self.model)
+        if evaluation.better and write and self.writer and self.model:
+            self.writer.write(self.model)
         return True
 
     # Checkpoints and newcomers

@@ -14,8 +14,10 @@ from paceline.cluster.membership import Membership
 from paceline.cluster.reporter import Reporter
 from paceline.config import Config
 from paceline.core import Trajectory, TrajectoryFacts
-from paceline.learn.learner import Learner, Score, Sums, UpdateBatch
+from paceline.learn.learner import Learner
 from paceline.learn.state import load_learner, save_learner
+from paceline.learn.token_sums import TokenSums
+from paceline.learn.update_batch import Score, UpdateBatch
 from paceline.model.decoder import Decoder
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ class WorkerLearning:
         self._trajectories: list[Trajectory | TrajectoryFacts] = []
         self._scores: list[Score] = []
         self._batch: UpdateBatch | None = None
-        self._sums = Sums()
+        self._sums = TokenSums()
         self._metrics: dict[str, float] = {}
 
     def begin_update(self, facts: Sequence[TrajectoryFacts]) -> None:
@@ -62,8 +64,8 @@ class WorkerLearning:
         """Make the batch of a step; `scores` are those on which all advantages depend -> updates made so far,
         trajectories of each of the coming ones, and the cost of each trajectory in tokens. Can be repeated."""
         self._receive({}, scores)
-        self._batch = self.learner.lesson(self._trajectories, step, self._scores)
-        return self.learner.updates, self._batch.updates, self._batch.work(self.learner.watch is not None)
+        self._batch = self.learner.make_batch(self._trajectories, step, self._scores)
+        return self.learner.updates, self._batch.updates, self._batch.work(self.learner.on_hidden is not None)
 
     def gradients(
         self,
@@ -77,15 +79,15 @@ class WorkerLearning:
         self._receive(trajectories, scores)
         batch = self._batch
         assert batch is not None, "prepare_update comes first"
-        if update < batch.fresh:
+        if update < batch.first_epoch:
             mine = {i: t for i in share if isinstance(t := self._trajectories[i], Trajectory)}
-            drafter.begin_update([t.num_tokens for t in self._trajectories], mine, first=update == 0)
+            drafter.begin_update(batch.num_tokens, mine, first=update == 0)
         self._sums = self.learner.gradients(batch, update, share)
         peers = self.membership.peers
         if not peers.alone:
-            sums = self._sums.tensor(self.model.device)
+            sums = self._sums.to_tensor(self.model.device)
             peers.sum([sums, *(p.grad for p in self.model.parameters() if p.grad is not None)])
-            self._sums = Sums.of(sums)
+            self._sums = TokenSums.from_tensor(sums)
 
     def apply(self, update: int, number: int) -> dict[str, float]:
         """Make update `number` of the run, and have the same weights everywhere. Can be repeated."""

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from paceline.config.values import COUNT, GIGABYTES, PROCESSES, REQUESTS, SECONDS, TOKENS, Name, Section
 
-Algorithm = Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp"]
+
+def _known_algorithm(name: str) -> str:
+    from paceline.learn.algorithms import check_algorithm  # loads torch, which most commands do not need
+
+    return check_algorithm(name)
+
+
+Algorithm = Annotated[str, AfterValidator(_known_algorithm)]
 Aggregate = Literal["sequence_mean", "sequence_sum", "token_mean", "constant"]
 MomentDecay = Annotated[float, Field(ge=0, lt=1)]
 

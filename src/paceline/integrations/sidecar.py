@@ -1,4 +1,4 @@
-"""An engine and a drafter beside somebody else's trainer: it writes the answers, and between the trainer's steps the
+"""An engine and a drafter next to somebody else's trainer: it writes the answers, and between the trainer's steps the
 drafter learns from them, for a share of the time."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paceline.spot.trainer import TrainingStats
 from paceline.spot.versions import Versions
 
 STATE = "state.json"
-ROOM = 512  # tokens for prompts, at least: an engine is made anew for longer ones
+MIN_PROMPT_TOKENS = 512  # that an engine has room for: it is made anew for longer prompts
 
 
 class SideCar:
@@ -42,8 +42,12 @@ class SideCar:
         clock: Callable[[], float] = time.perf_counter,
     ):
         """A `warm` drafter was trained before. `spot.share` of the config is the share of the time for training it."""
-        self.model, self.config, self.neural = model, config, neural
-        self._decode, self._room, self._clock = decode, 0, clock
+        self.model = model
+        self.config = config
+        self.neural = neural
+        self._decode = decode
+        self._clock = clock
+        self._capacity = 0  # tokens of a prompt and its answer that the engine was made for
         self._engine: RolloutEngine | None = None
         self._tuned: dict[str, Any] | None = None  # what an earlier tuner knew
         self.learning: DrafterLearning | None = None
@@ -55,7 +59,7 @@ class SideCar:
         """Of the trainer, after which the drafter could learn."""
         self._answered = -1  # updates before the last rollout
         self._owed = 0.0  # seconds that training may still take
-        self._first_holds: float | None = None
+        self._first_accept_rate: float | None = None
 
     def answer(self, requests: Sequence[Request], learn: bool = True) -> tuple[list[Completion], EngineStats]:
         """Write all answers -> in the order of the requests, and what the engine did. With `learn`, the drafter may
@@ -77,16 +81,16 @@ class SideCar:
             self._answered = self.updates  # a conversation takes several rollouts, all of one step
             for completion in done.values():
                 self.learning.finished(completion.request.prompt, completion.tokens)
-            self._first_holds = stats.first_holds
+            self._first_accept_rate = stats.first_holds
         return [done[r.id] for r in requests], stats
 
     def _engine_for(self, requests: Sequence[Request]) -> RolloutEngine:
         """The engine, made when it is first needed, and anew when a text needs more room than it has."""
         longest = max(len(r.prompt) for r in requests)
         answer = min(max(r.sampling.max_tokens for r in requests), self.model.config.max_positions)
-        if self._engine is None or longest + answer > self._room:
-            prompts = max(ROOM, 1 << (longest - 1).bit_length())
-            self._room = prompts + answer
+        if self._engine is None or longest + answer > self._capacity:
+            prompts = max(MIN_PROMPT_TOKENS, 1 << (longest - 1).bit_length())
+            self._capacity = prompts + answer
             c = self.config
             task = c.task.model_copy(update={"max_prompt_tokens": prompts})
             rollout = c.rollout.model_copy(update={"max_tokens": answer})
@@ -111,14 +115,14 @@ class SideCar:
         if self.learning is None:
             return {}
         started = self._clock()
-        self.learning.spell = TrainingStats()
+        self.learning.stats = TrainingStats()
         if self.versions.training_is_due(self.updates - 1):
             self._owed += self.config.spot.share * elapsed
             while self._owed > self._clock() - started and self.learning.step():
                 pass
         merge = self.learning.trainer.publish
-        metrics = self.versions.make(merge, self.learning.spell, self._first_holds)
-        self._first_holds = None
+        metrics = self.versions.make(merge, self.learning.stats, self._first_accept_rate)
+        self._first_accept_rate = None
         if metrics["drafter/published"] and self.tuner:
             self.tuner.renew()
         spent = self._clock() - started
@@ -143,7 +147,9 @@ class SideCar:
 
     def take_over(self, other: SideCar) -> None:
         """Go on where another one stands that followed the same model elsewhere in memory."""
-        self.updates, self.versions, self._owed = other.updates, other.versions, other._owed
+        self.updates = other.updates
+        self.versions = other.versions
+        self._owed = other._owed
         self._tuned = other.tuner.state() if other.tuner else other._tuned
         if self.learning and other.learning and self.neural and other.neural:
             with torch.no_grad():
@@ -154,7 +160,8 @@ class SideCar:
     def restore(self, folder: Path, state: dict[str, Any]) -> None:
         """Go on from what was saved; the drafter's weights are those that it was made with."""
         try:
-            self.updates, self._owed = state["updates"], state["owed"]
+            self.updates = state["updates"]
+            self._owed = state["owed"]
             self.versions = Versions(self.config.spot, state["version"], state["backoff"])
             self._tuned = state["tuner"]
         except KeyError as err:

@@ -79,7 +79,7 @@ class PacelineRollout(TrainerCallback):
             raise UserError(f"{resume} is no checkpoint to resume from: it has no {FOLDER}/{STATE}")
         self._trainer: Any = None
         self._mirror: Mirror | None = None
-        self._companion: SideCar | None = None
+        self._sidecar: SideCar | None = None
         self._requests = {"train": 0, "eval": 0}
         self._step_began = time.perf_counter()
 
@@ -124,16 +124,16 @@ class PacelineRollout(TrainerCallback):
         if images:
             raise UserError("the prompts hold images, but Paceline runs language models only")
         started = time.perf_counter()
-        companion = self._prepare(trainer)
+        sidecar = self._prepare(trainer)
         synced = time.perf_counter() - started
         mode = "train" if trainer.model.training else "eval"
-        sampling = make_sampling(trainer, companion.model.config.max_positions)
+        sampling = make_sampling(trainer, sidecar.model.config.max_positions)
         # Evaluation draws from numbers of its own, so that it does not change what training sees.
         seed = mix_seed(trainer.args.seed, trainer.accelerator.process_index, mode)
         first = self._requests[mode]
         requests = [Request(first + i, tuple(ids), sampling, seed) for i, ids in enumerate(prompts)]
         self._requests[mode] += len(requests)
-        done, stats = companion.answer(requests, learn=mode == "train")
+        done, stats = sidecar.answer(requests, learn=mode == "train")
         seconds = time.perf_counter() - started
         self._log(mode, describe(stats, sum(len(c.tokens) for c in done), seconds) | {"sync_s": synced})
         return done
@@ -146,18 +146,18 @@ class PacelineRollout(TrainerCallback):
 
     def _prepare(self, trainer: Any) -> SideCar:
         """All that is needed, with the trainer's present weights."""
-        if trainer is not self._trainer or self._mirror is None or self._companion is None:
+        if trainer is not self._trainer or self._mirror is None or self._sidecar is None:
             check_trainer(trainer)
             self._trainer = trainer
             self._open()
         elif self._mirror.moved:
-            before = self._companion
+            before = self._sidecar
             self._open()
-            self._companion.take_over(before)
+            self._sidecar.take_over(before)
         else:
             self._mirror.sync()
-        assert self._companion is not None
-        return self._companion
+        assert self._sidecar is not None
+        return self._sidecar
 
     def _open(self) -> None:
         trainer = self._trainer
@@ -172,9 +172,9 @@ class PacelineRollout(TrainerCallback):
         neural, warm = self._make_drafter(decoder, config, model, trained)
         spot = config.spot.model_copy(update=self._spot(warm))
         decode = functools.partial(trainer.processing_class.decode, skip_special_tokens=True)
-        self._companion = SideCar(decoder, config.model_copy(update={"spot": spot}), decode, neural, warm)
+        self._sidecar = SideCar(decoder, config.model_copy(update={"spot": spot}), decode, neural, warm)
         if folder and state:
-            self._companion.restore(folder, state)
+            self._sidecar.restore(folder, state)
             self._requests = dict(state["requests"])
         self._resume = None
 
@@ -231,26 +231,26 @@ class PacelineRollout(TrainerCallback):
                 stacklevel=2,
             )
             return
-        self._resume, self._mirror, self._companion = found, None, None  # made anew from it by the next rollout
+        self._resume, self._mirror, self._sidecar = found, None, None  # made anew from it by the next rollout
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The weights are new: the drafter learns what they make of the last answers."""
         now = time.perf_counter()
         elapsed, self._step_began = now - self._step_began, now
-        if self._companion is None or self._mirror is None or self._mirror.moved:
+        if self._sidecar is None or self._mirror is None or self._mirror.moved:
             return
-        if self._companion.learning:
+        if self._sidecar.learning:
             self._mirror.sync()
-        metrics = self._companion.learn(elapsed)
+        metrics = self._sidecar.learn(elapsed)
         self._log("train", {f"drafter_{name}": metrics[f"drafter/{name}"] for name in LOGGED if metrics})
         if "drafter/loss" in metrics:
             self._log("train", {"drafter_loss": metrics["drafter/loss"]})
         self._step_began = time.perf_counter()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._companion is not None and state.is_world_process_zero:
+        if self._sidecar is not None and state.is_world_process_zero:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}" / FOLDER
-            self._companion.save(folder, {"requests": self._requests})
+            self._sidecar.save(folder, {"requests": self._requests})
 
 
 def describe(stats: EngineStats, tokens: int, seconds: float) -> dict[str, float]:

@@ -1,14 +1,19 @@
 """Advantages: how much better an answer was than could be expected. Pure functions beside their formulas.
 
-Group methods take rewards [groups, samples] and give one number per answer; REINFORCE++ gives one per token.
+Group methods take rewards [groups, samples] and give one number per answer; REINFORCE++ gives one per token. They use
+methods of tensors only, so that settings are checked against the table of algorithms without waiting for torch.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-EPS = 1e-4  # keeps groups of nearly equal rewards from exploding
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STD_EPS = 1e-4  # added to the standard deviation: keeps groups of nearly equal rewards from exploding
+VAR_EPS = 1e-8  # added to the variance over all tokens, which is hardly ever small
 
 
 def grpo(rewards: Tensor) -> Tensor:
@@ -16,7 +21,7 @@ def grpo(rewards: Tensor) -> Tensor:
     centred = rewards - rewards.mean(-1, keepdim=True)
     if rewards.shape[-1] == 1:
         return centred
-    return centred / (rewards.std(-1, keepdim=True) + EPS)
+    return centred / (rewards.std(-1, keepdim=True) + STD_EPS)
 
 
 def dr_grpo(rewards: Tensor) -> Tensor:
@@ -35,25 +40,43 @@ def rloo(rewards: Tensor) -> Tensor:
 def reinforce_pp(rewards: Tensor, lengths: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0) -> Tensor:
     """REINFORCE++: the return from token t on, R_t = r - kl_coef * sum_{s>=t} kl_s, whitened over all tokens.
 
-    rewards and lengths [answers], kl [tokens] of all answers end to end -> [tokens].
+    rewards of all answers, lengths [answers], kl [tokens] of all answers end to end -> [tokens].
     """
-    returns = rewards.repeat_interleave(lengths)
+    returns = rewards.flatten().repeat_interleave(lengths)
     if kl is not None and kl_coef:
-        to_go = [part.flip(0).cumsum(0).flip(0) for part in kl.split(lengths.tolist())]
-        returns = returns - kl_coef * torch.cat(to_go)
+        to_go = kl.clone()
+        for part in to_go.split(lengths.tolist()):
+            part.copy_(part.flip(0).cumsum(0).flip(0))
+        returns = returns - kl_coef * to_go
     if len(returns) == 1:
         return returns - returns.mean()
-    return (returns - returns.mean()) * torch.rsqrt(returns.var() + 1e-8)
+    return (returns - returns.mean()) * (returns.var() + VAR_EPS).rsqrt()
+
+
+TokenAdvantage = Callable[["Tensor", "Tensor", "Tensor | None", float], "Tensor"]
+"""(rewards [groups, samples], lengths [answers], kl [tokens] to the reference or None, kl_coef) -> [tokens]."""
+
+
+def per_answer(advantage: Callable[[Tensor], Tensor]) -> TokenAdvantage:
+    """Give every token of an answer the answer's advantage. Groups of equal rewards have none."""
+
+    def per_token(rewards: Tensor, lengths: Tensor, kl: Tensor | None, kl_coef: float) -> Tensor:
+        each = advantage(rewards)
+        if rewards.shape[1] > 1:  # a lone answer may have one; what others have left of equal rewards is rounding
+            each = each * mixed(rewards)[:, None]
+        return each.view(-1).repeat_interleave(lengths)
+
+    return per_token
 
 
 def overlong_penalty(lengths: Tensor, max_tokens: int, buffer: int, penalty: float = 1.0) -> Tensor:
     """DAPO's soft punishment: 0 up to max_tokens - buffer, then linear, down to -penalty at max_tokens."""
     if buffer == 0:
-        return torch.zeros(lengths.shape, dtype=torch.float64)
+        return lengths.double() * 0.0
     over = (lengths.double() - (max_tokens - buffer)) / buffer
     return -penalty * over.clamp(0, 1)
 
 
 def mixed(rewards: Tensor) -> Tensor:
-    """Which groups [groups] have answers of different reward: the only ones that teach anything."""
+    """Which groups [groups] have answers of different reward: only those have an advantage."""
     return rewards.max(-1).values > rewards.min(-1).values

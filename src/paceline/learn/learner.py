@@ -1,99 +1,44 @@
-"""The learner: turns the answers of a step and their rewards into an update of the policy, in place.
+"""The learner: turns the trajectories of a step into an update of the policy, in place. Its verbs, in their order:
 
-Several learners can share the work. What a step teaches is the same `UpdateBatch` for all; each makes the gradients of
-its share of the answers, somebody sums them, and then each applies the sum to the parameters that its optimizer holds.
+    score        log-probabilities that must be known before the policy changes
+    make_batch   the step's `UpdateBatch`: advantages, and which trajectories each update takes
+    gradients    of one update, left in the parameters
+    apply        clip them and step
+
+Several learners can share the work. The `UpdateBatch` is the same for all; each makes the gradients of its share of the
+trajectories, somebody sums them, and then each applies the sum to the parameters that its optimizer holds.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from paceline.config import Config
-from paceline.core import Trajectory, TrajectoryFacts, mix_seed
-from paceline.learn import advantages as adv
-from paceline.learn.logprobs import Watch, hidden_states, token_logprobs
+from paceline.core import Trajectories
+from paceline.learn.algorithms import ALGORITHMS
+from paceline.learn.logprobs import OnHidden, hidden_states, token_logprobs
 from paceline.learn.losses import clipped, importance_weights, kl_k3, policy_loss, token_weights
 from paceline.learn.optimizer import AdamW
 from paceline.learn.packing import MicroBatch, pack, plan
 from paceline.learn.schedule import learning_rate
+from paceline.learn.token_sums import TokenSums
+from paceline.learn.update_batch import Score, UpdateBatch, has_kl_loss, make_update_batch
 from paceline.model.decoder import Decoder
 
 T = TypeVar("T")
-Answers = Sequence[Trajectory | TrajectoryFacts]
-"""All answers of a step: whole where this learner is given a share of the work that has them, else what is known of
-them."""
-ADVANTAGES = {"grpo": adv.grpo, "dapo": adv.grpo, "dr_grpo": adv.dr_grpo, "rloo": adv.rloo}
-SUMMED = ("loss", "entropy", "clipped", "update_kl", "mismatch", "mismatch_k3", "kl")
-
-
-@dataclass
-class Sums:
-    """Weighted sums over the tokens of an update; kept on the device so that nothing waits for them."""
-
-    values: dict[str, Tensor] = field(default_factory=dict)
-
-    def add(self, **values: Tensor) -> None:
-        for name, value in values.items():
-            self.values[name] = self.values.get(name, 0.0) + value.detach().double().sum()
-
-    def mean(self, name: str, count: int) -> float:
-        return float(self.values[name]) / count
-
-    def tensor(self, device: torch.device) -> Tensor:
-        """All of them in a fixed order, so that those of several learners can be added."""
-        zero = torch.zeros((), dtype=torch.float64, device=device)
-        return torch.stack([self.values.get(name, zero) for name in SUMMED])
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Sums:
-        return cls(dict(zip(SUMMED, tensor.unbind(), strict=True)))
-
-
-class Score(NamedTuple):
-    """Log-probabilities of an answer before the step's first update, where they are needed."""
-
-    old: Tensor | None
-    reference: Tensor | None
-
-
-@dataclass
-class UpdateBatch:
-    """What a step teaches."""
-
-    answers: Answers
-    scores: list[Score]
-    advantage: list[Tensor]
-    updates: list[list[int]]
-    """Answers of each update that is made of them."""
-    fresh: int
-    """Updates in which each answer is learned from for the first time."""
-    teaches: list[bool]
-    """Whether an answer changes anything. Where a whole group got the same reward, no answer of it does, and those are
-    the longest as a rule."""
-
-    def counted(self, update: int) -> list[int]:
-        """Answers that the numbers of an update are about: those that teach something, or all if none does."""
-        members = self.updates[update]
-        return [i for i in members if self.teaches[i]] or members
-
-    def work(self, watched: bool) -> list[int]:
-        """What each answer costs, in tokens that go forward: the way back takes twice as much, and what teaches nothing
-        is looked at only if it is `watched`, or if nothing does."""
-        seen = watched or not any(self.teaches)
-        return [a.length * (3 if t else int(seen)) for a, t in zip(self.answers, self.teaches, strict=True)]
 
 
 class Learner:
     def __init__(self, model: Decoder, config: Config, names: Iterable[str] | None = None):
         """`names` are the parameters that this learner's optimizer holds; all, unless others share the work."""
-        self.model, self.config = model, config
+        self.model = model
+        self.config = config
         c = config.learn
         self.optimizer = AdamW(
             model.named_parameters(),
@@ -105,167 +50,130 @@ class Learner:
             names=names,
         )
         self.reference = copy.deepcopy(model).requires_grad_(False) if c.kl_coef else None
-        self.watch: Watch | None = None
-        """Is shown what the policy thinks of each answer, the first time it is learned from."""
-        self.wants: Callable[[int], bool] = lambda answer: True
-        """Whether it will look at an answer: what teaches nothing goes through the policy for its sake alone."""
+        self.on_hidden: OnHidden | None = None
+        """Is given the hidden states of each trajectory, the first time it is learned from."""
+        self.wants_hidden: Callable[[int], bool] = lambda index: True
+        """Whether `on_hidden` will use those of a trajectory: one without a signal runs for its sake alone."""
         self.on_batch: Callable[[], None] = lambda: None
         """Called after every micro-batch."""
         self.updates = 0
         self.total_updates = config.steps * c.epochs * c.minibatches
         self.temperature = config.rollout.temperature or 1.0
 
-    def update(self, answers: list[Trajectory], step: int) -> dict[str, float]:
-        """Learn from the answers of a step, which come group by group, `rollout.samples` each: the whole of it."""
-        everything = range(len(answers))
-        lesson = self.lesson(answers, step, self.score(answers, everything))
-        done = []
-        for update, members in enumerate(lesson.updates):
-            sums = self.gradients(lesson, update, members)
-            done.append(self.apply(lesson, update, sums))
-        return mean_metrics(done)
-
-    def score(self, answers: Answers, share: Sequence[int]) -> list[Score]:
-        """What has to be known of these answers before the policy changes."""
+    def score(self, trajectories: Trajectories, share: Sequence[int]) -> list[Score]:
+        """What has to be known of a share of the trajectories before the policy changes."""
         c = self.config.learn
-        # Old log-probabilities are the present ones, unless more than one update is made of the same answers.
+        # Old log-probabilities are the present ones, unless more than one update is made of the same trajectories.
         several = c.epochs * c.minibatches > 1
-        reference_first = self.reference is not None and c.algorithm == "reinforce_pp"
-        mine = [answers[i] for i in share]
+        for_reward = self.reference is not None and ALGORITHMS[c.algorithm].kl_in_reward
+        mine = [trajectories[i] for i in share]
         nothing: list[Tensor | None] = [None] * len(mine)
-        old = self._logprobs(self.model, mine) if several or reference_first else nothing
+        old = self._logprobs(self.model, mine) if several or for_reward else nothing
         reference = self._logprobs(self.reference, mine) if self.reference is not None else nothing
         return [Score(*pair) for pair in zip(old, reference, strict=True)]
 
-    def lesson(self, answers: Answers, step: int, scores: list[Score]) -> UpdateBatch:
-        c = self.config.learn
-        rewards = torch.tensor([a.reward for a in answers], dtype=torch.float64)
-        if c.overlong_buffer:
-            lengths = torch.tensor([a.num_tokens for a in answers])
-            limit = self.config.rollout.max_tokens
-            rewards = rewards + adv.overlong_penalty(lengths, limit, c.overlong_buffer, c.overlong_penalty)
-        advantage = self._advantages(rewards, answers, scores)
-        epochs = [self._minibatches(len(answers), step, epoch) for epoch in range(c.epochs)]
-        updates = [members for epoch in epochs for members in epoch]
-        teaches = [self._pulls() or bool(a.any()) for a in advantage]
-        return UpdateBatch(answers, scores, advantage, updates, len(epochs[0]), teaches)
-
-    def _pulls(self) -> bool:
-        """Whether each answer is pulled towards the reference, whatever its advantage."""
-        return self.reference is not None and self.config.learn.algorithm != "reinforce_pp"
-
-    def _advantages(self, rewards: Tensor, answers: Answers, scores: list[Score]) -> list[Tensor]:
-        """Advantage of every token, a tensor per answer."""
-        c = self.config.learn
-        lengths = torch.tensor([a.num_tokens for a in answers])
-        if c.algorithm == "reinforce_pp":
-            pairs = [(s.old, s.reference) for s in scores if s.old is not None and s.reference is not None]
-            kl = torch.cat([(old - reference).double().cpu() for old, reference in pairs]) if pairs else None
-            flat = adv.reinforce_pp(rewards, lengths, kl, c.kl_coef)
-        else:
-            groups = rewards.view(-1, self.config.rollout.samples)
-            each = ADVANTAGES[c.algorithm](groups)
-            if groups.shape[1] > 1:  # what is left of equal rewards is rounding
-                each = each * adv.mixed(groups)[:, None]
-            flat = each.view(-1).repeat_interleave(lengths)
-        return list(flat.split(lengths.tolist()))
-
-    def _minibatches(self, count: int, step: int, epoch: int) -> list[list[int]]:
-        c = self.config.learn
-        if c.minibatches == 1:
-            return [list(range(count))]
-        generator = torch.Generator().manual_seed(mix_seed(self.config.seed, "minibatches", step, epoch) % 2**63)
-        order = torch.randperm(count, generator=generator)
-        return [sorted(part.tolist()) for part in order.tensor_split(c.minibatches) if len(part)]
+    def make_batch(self, trajectories: Trajectories, step: int, scores: list[Score]) -> UpdateBatch:
+        """What the step is learned from; trajectories come group by group, `rollout.samples` each."""
+        return make_update_batch(trajectories, step, scores, self.config)
 
     @torch.no_grad()
-    def _logprobs(self, model: Decoder, answers: Answers) -> list[Tensor]:
-        """Log-probabilities of all answers under a model, a tensor per answer."""
-        out: list[Tensor] = [torch.empty(0)] * len(answers)
-        for batch in self._micro_batches(answers, range(len(answers)), torch.float32):
-            logp, _ = token_logprobs(model, batch, self.temperature)
-            for i, part in zip(batch.answers, logp.split([answers[i].num_tokens for i in batch.answers]), strict=True):
+    def _logprobs(self, model: Decoder, trajectories: Trajectories) -> list[Tensor]:
+        """Log-probabilities of all answers under a model, a tensor [tokens] per answer."""
+        out: list[Tensor] = [torch.empty(0)] * len(trajectories)
+        for micro in self._micro_batches(trajectories, range(len(trajectories)), torch.float32):
+            logp, _ = token_logprobs(model, micro, self.temperature)
+            parts = logp.split([trajectories[i].num_tokens for i in micro.members])
+            for i, part in zip(micro.members, parts, strict=True):
                 out[i] = part
         return out
 
-    def gradients(self, lesson: UpdateBatch, update: int, share: Sequence[int]) -> Sums:
-        """Leave the gradients of a share of an update's answers in the parameters, and return what they came to. It is
-        cut into micro-batches only for memory's sake. Answers that teach nothing go forward only, if anybody looks."""
-        c, answers = self.config.learn, lesson.answers
+    def gradients(self, batch: UpdateBatch, update: int, share: Sequence[int]) -> TokenSums:
+        """Leave the gradients of a share of an update's trajectories in the parameters -> its sums over tokens. It is
+        cut into micro-batches only for memory's sake. Trajectories without a signal go forward only, and only if their
+        hidden states are wanted."""
         wide = torch.float64 if self.model.dtype == torch.float64 else torch.float32
-        members = lesson.updates[update]
-        lengths = torch.tensor([answers[i].num_tokens for i in members])
-        weights = token_weights(lengths, _known(c.aggregate), self.config.rollout.max_tokens)
-        weight_of = dict(zip(members, weights.split(lengths.tolist()), strict=True))
-        watch = self.watch if update < lesson.fresh else None
-        sums = Sums()
+        weights = self._token_weights(batch, update)
+        on_hidden = self.on_hidden if update < batch.first_epoch else None
+        counted = set(batch.counted(update))
+        has_signal = any(batch.has_signal[i] for i in counted)
+        sums = TokenSums()
         self.optimizer.zero_grad()
         self.model.requires_grad_(True)
-        counted = set(lesson.counted(update))
-        teaches = any(lesson.teaches[i] for i in counted)
-        for batch in self._micro_batches(answers, [i for i in share if i in counted], wide):
-            looks = watch if any(map(self.wants, batch.answers)) else None
-            with torch.set_grad_enabled(teaches):
-                loss = self._loss(batch, lesson, weight_of, looks, sums)
-            if teaches:
+        for micro in self._micro_batches(batch.trajectories, [i for i in share if i in counted], wide):
+            wanted = on_hidden if any(map(self.wants_hidden, micro.members)) else None
+            with torch.set_grad_enabled(has_signal):
+                loss = self._loss(micro, batch, weights, wanted, sums)
+            if has_signal:
                 loss.backward()
             self.on_batch()
         self.model.requires_grad_(False)
-        if watch is not None:
-            for batch in self._micro_batches(answers, [i for i in share if i not in counted and self.wants(i)], wide):
-                hidden_states(self.model, batch, watch=watch)
+        if on_hidden is not None:
+            others = [i for i in share if i not in counted and self.wants_hidden(i)]
+            for micro in self._micro_batches(batch.trajectories, others, wide):
+                hidden_states(self.model, micro, on_hidden=on_hidden)
                 self.on_batch()
         for param in self.model.parameters():
-            if param.grad is None:  # nothing in this share teaches anything
+            if param.grad is None:  # nothing in this share has a signal
                 param.grad = torch.zeros_like(param)
         return sums
 
+    def _token_weights(self, batch: UpdateBatch, update: int) -> dict[int, Tensor]:
+        """Weight of each token in the loss of an update, by trajectory."""
+        members = batch.updates[update]
+        num_tokens = [batch.num_tokens[i] for i in members]
+        c = self.config
+        weights = token_weights(torch.tensor(num_tokens), _known(c.learn.aggregate), c.rollout.max_tokens)
+        return dict(zip(members, weights.split(num_tokens), strict=True))
+
     def _loss(
-        self, batch: MicroBatch, lesson: UpdateBatch, weight_of: dict[int, Tensor], watch: Watch | None, sums: Sums
+        self,
+        micro: MicroBatch,
+        batch: UpdateBatch,
+        weights: Mapping[int, Tensor],
+        on_hidden: OnHidden | None,
+        sums: TokenSums,
     ) -> Tensor:
-        """What a micro-batch adds to the loss of its update, and to its numbers."""
+        """What a micro-batch adds to the loss of its update, and to its sums."""
         c = self.config.learn
         low, high = _known(c.clip_low), _known(c.clip_high)
-        logp, entropy = token_logprobs(self.model, batch, self.temperature, c.activation_checkpointing, watch)
-        weight = self._row(weight_of, batch, logp)
-        a = self._row(lesson.advantage, batch, logp)
-        scores = [lesson.scores[i] for i in batch.answers]
-        before = _cat([s.old for s in scores], logp)
+        logp, entropy = token_logprobs(self.model, micro, self.temperature, c.activation_checkpointing, on_hidden)
+        weight = _row([weights[i] for i in micro.members], logp)
+        advantage = _row([batch.advantages[i] for i in micro.members], logp)
+        scores = [batch.scores[i] for i in micro.members]
+        before = _known_row([s.old for s in scores], logp)
         before = logp.detach() if before is None else before
-        token_loss = policy_loss(logp, before, a, low, high)
+        token_loss = policy_loss(logp, before, advantage, low, high)
         if c.importance_sampling_cap is not None:
-            token_loss = token_loss * importance_weights(before, batch.rollout_logp, c.importance_sampling_cap)
+            token_loss = token_loss * importance_weights(before, micro.rollout_logp, c.importance_sampling_cap)
         loss = (weight * token_loss).sum()
-        reference = _cat([s.reference for s in scores], logp)
-        if reference is not None and self._pulls():
+        reference = _known_row([s.reference for s in scores], logp)
+        if reference is not None and has_kl_loss(c):
             kl = kl_k3(logp, reference)
             loss = loss + c.kl_coef * (weight * kl).sum()
             sums.add(kl=kl)
-        mismatch = before - batch.rollout_logp
+        mismatch = before - micro.rollout_logp
         sums.add(
             loss=loss,
             entropy=entropy,
-            clipped=clipped(logp, before, a, low, high),
+            clipped=clipped(logp, before, advantage, low, high),
             update_kl=before - logp,
             mismatch=-mismatch,
             mismatch_k3=torch.exp(mismatch) - mismatch - 1,
         )
         return loss
 
-    def _micro_batches(self, answers: Answers, share: Sequence[int], wide: torch.dtype) -> Iterator[MicroBatch]:
-        """Answers that go through the model together."""
-        for part in plan([answers[i].length for i in share], self.config.learn.micro_tokens):
-            yield pack(answers, [share[i] for i in part], self.model.device, wide)
+    def _micro_batches(
+        self, trajectories: Trajectories, share: Sequence[int], wide: torch.dtype
+    ) -> Iterator[MicroBatch]:
+        """Trajectories that go through the model together."""
+        for part in plan([trajectories[i].length for i in share], self.config.learn.micro_tokens):
+            yield pack(trajectories, [share[i] for i in part], self.model.device, wide)
 
-    @staticmethod
-    def _row(parts: dict[int, Tensor] | list[Tensor], batch: MicroBatch, like: Tensor) -> Tensor:
-        return torch.cat([parts[i] for i in batch.answers]).to(like.device, like.dtype)
-
-    def apply(self, lesson: UpdateBatch, update: int, sums: Sums) -> dict[str, float]:
+    def apply(self, batch: UpdateBatch, update: int, sums: TokenSums) -> dict[str, float]:
         """Clip, step, and say what happened; gradients and `sums` are those of the whole update. One that is not finite
-        is thrown away."""
+        is discarded."""
         c = self.config.learn
-        tokens = sum(lesson.answers[i].num_tokens for i in lesson.counted(update))
+        tokens = sum(batch.num_tokens[i] for i in batch.counted(update))
         rate = learning_rate(self.updates, self.total_updates, c.lr, c.warmup_steps, c.lr_scheduler, c.min_lr_ratio)
         grads = [p for p in self.model.parameters() if p.grad is not None]
         norm = float(torch.nn.utils.clip_grad_norm_(grads, c.max_grad_norm))
@@ -282,12 +190,12 @@ class Learner:
             "actor/entropy": sums.mean("entropy", tokens),
             "actor/pg_clipfrac": sums.mean("clipped", tokens),
             "actor/ppo_kl": sums.mean("update_kl", tokens),
-            "actor/tokens": float(sum(lesson.answers[i].length for i in lesson.updates[update] if lesson.teaches[i])),
+            "actor/tokens": float(sum(batch.lengths[i] for i in batch.updates[update] if batch.has_signal[i])),
             "actor/skipped": float(skipped),
             "rollout_corr/kl": sums.mean("mismatch", tokens),
             "rollout_corr/k3_kl": sums.mean("mismatch_k3", tokens),
         }
-        if self._pulls():
+        if has_kl_loss(c):
             metrics["actor/kl_loss"] = sums.mean("kl", tokens)
         return metrics
 
@@ -312,10 +220,12 @@ def _known(value: T | None) -> T:
     return value
 
 
-def _cat(parts: Sequence[Tensor | None], like: Tensor) -> Tensor | None:
+def _row(parts: Sequence[Tensor], like: Tensor) -> Tensor:
+    """One value per answer token of a micro-batch [R]."""
+    return torch.cat(list(parts)).to(like.device, like.dtype)
+
+
+def _known_row(parts: Sequence[Tensor | None], like: Tensor) -> Tensor | None:
+    """The same where it was computed at all."""
     known = [part for part in parts if part is not None]
-    return torch.cat(known).to(like.device, like.dtype) if known else None
-
-
-def mean_metrics(updates: list[dict[str, float]]) -> dict[str, float]:
-    return {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
+    return _row(known, like) if known else None

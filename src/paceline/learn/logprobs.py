@@ -12,22 +12,23 @@ from paceline.learn.packing import MicroBatch
 from paceline.model.attention import PackedAttention
 from paceline.model.decoder import Decoder
 
-Watch = Callable[[int, Tensor, Tensor, Tensor], None]
-LOGITS_AT_ONCE = 2**26  # numbers; beyond this logits are made in pieces, and again in the backward pass
+OnHidden = Callable[[int, Tensor, Tensor, Tensor], None]
+"""Is called with a trajectory's index, its tokens [n], tapped features [n, taps * hidden] and last hidden states
+[n, hidden]."""
+LOGITS_AT_ONCE = 2**26  # logits; more are made in pieces, and again in the backward pass: 256 MB each in float32
 
 
 def hidden_states(
-    model: Decoder, batch: MicroBatch, recompute_layers: bool = False, watch: Watch | None = None
+    model: Decoder, batch: MicroBatch, recompute_layers: bool = False, on_hidden: OnHidden | None = None
 ) -> Tensor:
-    """What the policy thinks after each token [N, hidden]. `watch` is shown each answer on the way: its number, tokens,
-    tapped features and last hidden states."""
+    """Last hidden states of a micro-batch [N, hidden]; `on_hidden` is called with each trajectory's part of them."""
     attention = PackedAttention(batch.lengths, batch.tokens.device)
     run = _recomputed if recompute_layers and torch.is_grad_enabled() else None
-    hidden, features = model(batch.tokens, attention.positions(), attention, run=run, taps=watch is not None)
-    if watch is not None and features is not None:
-        pieces = (t.detach().split(batch.lengths) for t in (batch.tokens, features, hidden))
-        for answer, *seen in zip(batch.answers, *pieces, strict=True):
-            watch(answer, *seen)
+    hidden, features = model(batch.tokens, attention.positions(), attention, run=run, taps=on_hidden is not None)
+    if on_hidden is not None and features is not None:
+        parts = (t.detach().split(batch.lengths) for t in (batch.tokens, features, hidden))
+        for index, *part in zip(batch.members, *parts, strict=True):
+            on_hidden(index, *part)
     return hidden
 
 
@@ -36,10 +37,10 @@ def token_logprobs(
     batch: MicroBatch,
     temperature: float,
     recompute_layers: bool = False,
-    watch: Watch | None = None,
+    on_hidden: OnHidden | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability at `temperature` of each answer token [R], and the entropy of its distribution [R], detached."""
-    hidden = hidden_states(model, batch, recompute_layers, watch)[batch.predicts]
+    hidden = hidden_states(model, batch, recompute_layers, on_hidden)[batch.predicts]
     piece = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
     if len(hidden) <= piece:
         return _logprobs(model, hidden, batch.targets, temperature)

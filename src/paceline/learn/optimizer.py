@@ -30,8 +30,11 @@ class AdamW:
     ):
         """Holds the state of all `parameters`, or of those called `names`."""
         self.parameters = dict(parameters)
-        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
-        self.state_dtype, self.master_weights = state_dtype, master_weights
+        self.betas = betas
+        self.eps = eps
+        self.weight_decay = weight_decay
+        self.state_dtype = state_dtype
+        self.master_weights = master_weights
         self.steps = 0
         self.mean: dict[str, Tensor] = {}
         self.square: dict[str, Tensor] = {}

@@ -1,24 +1,23 @@
-"""Answers packed end to end into micro-batches of about equal size: no padding is ever computed."""
+"""Trajectories packed end to end into micro-batches of about equal size: no padding is ever computed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paceline.core import Trajectory, TrajectoryFacts
+from paceline.core import Trajectories, Trajectory
 
 
 @dataclass
 class MicroBatch:
-    """A micro-batch: whole sequences in one row, and where their answers lie."""
+    """Whole trajectories in one row, and where their answers lie in it."""
 
-    answers: list[int]  # indices into the batch
-    lengths: list[int]  # of the sequences in the row
+    members: list[int]  # indices into the update batch
+    lengths: list[int]  # tokens of each, with its prompt
     tokens: Tensor  # [N]
-    predicts: Tensor  # [R] places in the row whose next token is part of an answer
+    predicts: Tensor  # [R] positions in the row whose next token is part of an answer
     targets: Tensor  # [R] those tokens
     rollout_logp: Tensor  # [R]
 
@@ -28,33 +27,32 @@ def plan(lengths: list[int], micro_tokens: int) -> list[list[int]]:
     first, which wastes little and depends on nothing but the lengths."""
     bins: list[tuple[int, list[int]]] = []
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        for place, (size, members) in enumerate(bins):
+        for number, (size, members) in enumerate(bins):
             if size + lengths[i] <= micro_tokens:
-                bins[place] = (size + lengths[i], [*members, i])
+                bins[number] = (size + lengths[i], [*members, i])
                 break
         else:
             bins.append((lengths[i], [i]))
     return [sorted(members) for _, members in bins]
 
 
-def pack(
-    answers: Sequence[Trajectory | TrajectoryFacts], members: list[int], device: torch.device, dtype: torch.dtype
-) -> MicroBatch:
+def pack(trajectories: Trajectories, members: list[int], device: torch.device, dtype: torch.dtype) -> MicroBatch:
+    """Put these trajectories end to end; `dtype` is that of the log-probabilities."""
     row: list[int] = []
     predicts: list[int] = []
     targets: list[int] = []
     logp: list[float] = []
     for i in members:
-        a = answers[i]
-        assert isinstance(a, Trajectory), "what is packed is here"
-        start = len(row) + len(a.prompt) - 1  # the last prompt token predicts the first token of the answer
-        predicts += range(start, start + len(a.tokens))
-        row += [*a.prompt, *a.tokens]
-        targets += a.tokens
-        logp += a.logprobs
+        t = trajectories[i]
+        assert isinstance(t, Trajectory), "what is packed is here"
+        start = len(row) + len(t.prompt) - 1  # the last prompt token predicts the first token of the answer
+        predicts += range(start, start + len(t.tokens))
+        row += [*t.prompt, *t.tokens]
+        targets += t.tokens
+        logp += t.logprobs
     return MicroBatch(
         members,
-        [answers[i].length for i in members],
+        [trajectories[i].length for i in members],
         torch.tensor(row, device=device),
         torch.tensor(predicts, device=device),
         torch.tensor(targets, device=device),

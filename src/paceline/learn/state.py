@@ -1,5 +1,5 @@
 """The learner in a checkpoint: one file for a lone worker, one for each where several share the work. Whoever loads it
-takes what it holds from all of them, so a run can go on with another number of workers."""
+takes what it holds from all of them, so a run can resume with another number of workers."""
 
 from __future__ import annotations
 

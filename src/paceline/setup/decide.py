@@ -18,7 +18,7 @@ from paceline.model.config import DecoderConfig
 from paceline.model.decoder import as_dtype
 from paceline.rollout.pages import default_page_size
 from paceline.setup.build import DRAFTER, find_drafter
-from paceline.spot.learning import GENTLE, when_to_train
+from paceline.spot.learning import WARM_RATE, when_to_train
 
 
 def kept_settings(newest: Path | None) -> list[str]:
@@ -42,7 +42,7 @@ def decide(config: Config, shape: DecoderConfig, style: str, newest: Path | None
     spot: dict[str, Any] = {"when": when_to_train(config, neural)}
     if spot["when"] != "off" and config.spot.drafter_lr is None:
         warm = drafter != "new"
-        spot["drafter_lr"] = rate_for_width(shape.hidden_size) * (GENTLE if warm else 1.0)
+        spot["drafter_lr"] = rate_for_width(shape.hidden_size) * (WARM_RATE if warm else 1.0)
     return _with(config, {"task": {"style": style}, "speculation": speculation, "spot": spot})
 
 

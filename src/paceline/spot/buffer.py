@@ -1,125 +1,34 @@
-"""Answers to learn from, with what the policy thought of them, in a bounded number of bytes on the host.
+"""Answers to learn from, with the policy's features and hidden states, in a bounded number of bytes on the host.
 
 In the tail of a step the answers that are missing are the long ones, and a drafter that has not seen a long answer
 cannot help with one. So the longest answers of the step before are kept until this step has its own, and where not all
-of this step's fit, the longest are kept.
+of this step's fit, the longest are kept. A share of the bytes can be for the others, of any length, chosen by their
+hash; it is 0 until `benchmarks/spot_buffer.py` shows over enough seeds that it helps.
 
-An answer's length is known before the policy has run over it, and so is whether it is kept: `reserve` makes room, and
-`fill` copies what is kept and nothing else. What is held out to judge drafters by has a part of the room for itself, or
-a few long answers would leave nothing to judge by.
+An answer's length and hash are known before the policy has run over it, and so is whether it is kept: `reserve` makes
+room, and `fill` copies what is kept and nothing else. Held-out answers, by which drafters are evaluated, have an eighth
+of the bytes for themselves, or a few long answers would leave nothing to evaluate by.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from paceline.errors import UserError
+from paceline.spot.partition import BufferEntry, Partition, by_hash
+from paceline.spot.samples import FeatureSample, copy_to_host
 
-HELD_OUT = 8  # one answer in so many is never trained on, and as much of the room is for those
-
-
-@dataclass(frozen=True)
-class FeatureSample:
-    """A prompt and its answer, or a part of them, and what the policy thought of each token."""
-
-    tokens: Tensor  # int32 [n]
-    prompt: int
-    """How many of them are the prompt, or are there only for what follows."""
-    features: Tensor  # [n, taps * hidden]
-    hidden: Tensor  # [n, hidden], from which the policy draws the next token
-    held_out: bool = False
-
-    @property
-    def bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (self.tokens, self.features, self.hidden))
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def part(self, first: int, last: int, prompt: int) -> FeatureSample:
-        """The tokens [first, last), in the same memory."""
-        tokens, features, hidden = (t[first:last] for t in (self.tokens, self.features, self.hidden))
-        return replace(self, tokens=tokens, prompt=prompt, features=features, hidden=hidden)
-
-    def on_host(self) -> FeatureSample:
-        """In memory of its own: a part of something larger would keep all of it."""
-        tokens, features, hidden = (_copy(t) for t in (self.tokens, self.features, self.hidden))
-        return replace(self, tokens=tokens, features=features, hidden=hidden)
-
-
-@dataclass(eq=False)
-class BufferEntry:
-    """Room for an answer, from before anything of it is computed."""
-
-    tokens: Tensor  # int32 [n], what is kept of the text: all of it, or its first tokens
-    prompt: int
-    text: int
-    """Tokens of the whole text."""
-    bytes: int
-    held_out: bool
-    sample: FeatureSample | None = None
-    """What it was made for, once that is there."""
-    given_up: bool = False
-    """Whether it had to make room for another."""
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-
-class Partition:
-    """A number of bytes, and the rule who gets them."""
-
-    def __init__(self, max_bytes: int):
-        self.max_bytes = max_bytes
-        self.bytes = 0
-        self.new: list[BufferEntry] = []
-        self.old: list[BufferEntry] = []  # of the step before, shortest first
-
-    def take(self, place: BufferEntry, complete: bool) -> bool:
-        """Make room, or leave all as it is. Shorter answers make room for longer ones: first those of the step before,
-        then those of this step. What is old and longer keeps half of the shelf, until the answers of this step are
-        `complete`: those that come early are short."""
-        leave = self._to_leave(place, complete)
-        if leave is None:
-            return False
-        for other in leave:
-            (self.old if other in self.old else self.new).remove(other)
-            self.drop(other)
-        self.new.append(place)
-        self.bytes += place.bytes
-        return True
-
-    def _to_leave(self, place: BufferEntry, complete: bool) -> list[BufferEntry] | None:
-        missing = self.bytes + place.bytes - self.max_bytes
-        kept = sum(p.bytes for p in self.old)
-        leave: list[BufferEntry] = []
-        for other in self.old:
-            kept -= other.bytes
-            if missing <= 0 or (other.text > place.text and 2 * kept < self.max_bytes and not complete):
-                break
-            leave.append(other)
-            missing -= other.bytes
-        for other in sorted(self.new, key=lambda p: p.text):
-            if missing <= 0 or other.text >= place.text:
-                break
-            leave.append(other)
-            missing -= other.bytes
-        return leave if missing <= 0 else None
-
-    def drop(self, place: BufferEntry) -> None:
-        """It has left one of the lists."""
-        place.given_up = True
-        place.sample = None
-        self.bytes -= place.bytes
+HELD_OUT = 8  # one answer in so many is never trained on, and one byte in so many is for those
+ANY_LENGTH = 0.25  # of the other bytes: the share for answers of any length that the benchmark compares with none
 
 
 class SpotBuffer:
-    def __init__(self, max_bytes: int):
+    def __init__(self, max_bytes: int, any_length: float = 0.0):
+        """`any_length` is the share of the bytes for training that is not given to the longest answers."""
         if max_bytes <= 0:
             raise UserError(f"the buffer for drafter training needs room, got {max_bytes} bytes")
         self.max_bytes = max_bytes
@@ -127,24 +36,27 @@ class SpotBuffer:
         """Answers that were ever offered."""
         self.offered = 0
         """Answers of this step that were, or that nobody wanted because there are longer ones."""
+        training = max_bytes - max_bytes // HELD_OUT
+        any_bytes = int(training * any_length)
         self._held_out = Partition(max_bytes // HELD_OUT)
-        self._others = Partition(max_bytes - max_bytes // HELD_OUT)
+        self._longest = Partition(training - any_bytes)
+        self._any_length = Partition(any_bytes, by_hash)
         self._complete = False
 
     @property
-    def _shelves(self) -> tuple[Partition, Partition]:
-        return self._held_out, self._others
+    def _partitions(self) -> tuple[Partition, ...]:
+        return self._held_out, self._longest, self._any_length
 
     @property
     def bytes(self) -> int:
-        """What is kept, and what room was made for."""
-        return sum(shelf.bytes for shelf in self._shelves)
+        """What is kept, and what is reserved."""
+        return sum(partition.bytes for partition in self._partitions)
 
     @property
     def samples(self) -> list[FeatureSample]:
         """Those of the step before first."""
-        places = [p for s in self._shelves for p in s.old] + [p for s in self._shelves for p in s.new]
-        return [p.sample for p in places if p.sample is not None]
+        entries = [e for p in self._partitions for e in p.old] + [e for p in self._partitions for e in p.new]
+        return [e.sample for e in entries if e.sample is not None]
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -155,69 +67,76 @@ class SpotBuffer:
 
     def next_step(self) -> None:
         """What is there becomes old; of all that this step could have left, the longest half is kept."""
-        longest = sorted((p for s in self._shelves for p in s.new if p.sample is not None), key=lambda p: p.text)
-        kept = set(longest[max(0, len(longest) - (self.offered + 1) // 2) :])
-        for shelf in self._shelves:
-            for place in [*shelf.old, *(p for p in shelf.new if p not in kept)]:
-                shelf.drop(place)
-            shelf.old = sorted((p for p in shelf.new if p in kept), key=lambda p: p.text)
-            shelf.new = []
+        filled = [e for p in self._partitions for e in p.new if e.sample is not None]
+        filled.sort(key=lambda e: e.length)
+        kept = set(filled[max(0, len(filled) - (self.offered + 1) // 2) :])
+        for partition in self._partitions:
+            partition.next_step(kept)
         self.offered = 0
         self._complete = False
 
     def begin_again(self) -> None:
         """Let go of this step's answers, because all of them come again."""
-        for shelf in self._shelves:
-            for place in shelf.new:
-                shelf.drop(place)
-            shelf.new = []
+        for partition in self._partitions:
+            partition.clear(list(partition.new))
         self.offered = 0
         self._complete = True
 
     def reserve(self, tokens: Sequence[int] | Tensor, prompt: int, width: int) -> BufferEntry | None:
-        """Make room for an answer, its prompt's tokens before it, with so many bytes of what the policy thinks of each
+        """Make room for an answer, its prompt's tokens before it, with `width` bytes of features and hidden states per
         token -> None if it is not kept. What is larger than all the room there is, is kept as far as it fits; what has
         no token to learn from then, not at all."""
         self.seen += 1
         self.offered += 1
         text = torch.as_tensor(tokens, dtype=torch.int32, device="cpu")
-        held_out = zlib.crc32(text.numpy().tobytes()) % HELD_OUT == 0
-        shelf = self._held_out if held_out else self._others
+        rank, bucket = divmod(zlib.crc32(text.numpy().tobytes()), HELD_OUT)
+        held_out = bucket == 0
+        partition = self._held_out if held_out else self._longest
         each = width + text.element_size()
-        fits = min(len(text), shelf.max_bytes // each)
+        fits = min(len(text), partition.max_bytes // each)
         if fits <= prompt:
             return None
-        place = BufferEntry(text[:fits], prompt, len(text), fits * each, held_out)
-        if not shelf.take(place, self._complete):
+        entry = BufferEntry(text[:fits], prompt, len(text), fits * each, rank, held_out)
+        if not self._take(entry):
             return None
-        place.tokens = _copy(place.tokens)
-        return place
+        entry.tokens = copy_to_host(entry.tokens)
+        return entry
 
-    def fill(self, place: BufferEntry, features: Tensor, hidden: Tensor) -> None:
-        """What the policy thinks of a text, from its first token on. Only what is kept of it is copied."""
-        if place.given_up:
+    def _take(self, entry: BufferEntry) -> bool:
+        """Whether it is kept: among the longest, or else, as those that leave for it, among those of any length."""
+        if entry.held_out:
+            gone = self._held_out.take(entry, self._complete)
+            for other in gone or []:
+                other.evict()
+            return gone is not None
+        gone = self._longest.take(entry, self._complete)
+        for other in [entry] if gone is None else gone:
+            gone_too = self._any_length.take(other, self._complete)
+            for last in [other] if gone_too is None else gone_too:
+                last.evict()
+        return not entry.evicted
+
+    def fill(self, entry: BufferEntry, features: Tensor, hidden: Tensor) -> None:
+        """The policy has run over an answer, from its first token on. Only what is kept of it is copied."""
+        if entry.evicted:
             return
-        sample = FeatureSample(place.tokens, place.prompt, features[: len(place)], hidden[: len(place)], place.held_out)
-        assert sample.bytes == place.bytes, "room was made for tensors of another width"
-        place.sample = replace(sample, features=_copy(sample.features), hidden=_copy(sample.hidden))
+        count = len(entry)
+        size = sum(t[:count].numel() * t.element_size() for t in (entry.tokens, features, hidden))
+        assert size == entry.bytes, "room was made for tensors of another width"
+        features, hidden = (copy_to_host(t[:count]) for t in (features, hidden))
+        entry.sample = FeatureSample(entry.tokens, entry.prompt, features, hidden, entry.held_out)
 
-    def give_back(self, place: BufferEntry) -> None:
+    def give_back(self, entry: BufferEntry) -> None:
         """Nobody will fill it."""
-        if not place.given_up:
-            shelf = self._held_out if place.held_out else self._others
-            (shelf.new if place in shelf.new else shelf.old).remove(place)
-            shelf.drop(place)
+        for partition in self._partitions:
+            if entry in partition:
+                partition.clear([entry])
 
     def put(self, sample: FeatureSample) -> bool:
         """Keep an answer of which everything is known -> whether it is kept."""
         width = sum(t[0].numel() * t.element_size() for t in (sample.features, sample.hidden))
-        place = self.reserve(sample.tokens, sample.prompt, width)
-        if place is None:
+        entry = self.reserve(sample.tokens, sample.prompt, width)
+        if entry is None:
             return False
-        self.fill(place, sample.features, sample.hidden)
+        self.fill(entry, sample.features, sample.hidden)
         return True
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """On the host, in memory of its own."""
-    return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)

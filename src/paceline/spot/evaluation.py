@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 
 class Evaluation(NamedTuple):
-    """Expected tokens per check of two drafters on the same answers."""
+    """Expected accept length of two drafters on the same held-out answers."""
 
     before: float
+    """Of the published drafter."""
     after: float
+    """Of the candidate."""
     tokens: int
-    """Places at which they were judged; 0 if there was no answer to judge them by."""
+    """Positions at which both were evaluated; 0 if there was no held-out answer."""
 
     @property
     def better(self) -> bool:
         """Not worse, to be exact. What is not a number is never better."""
         return self.tokens > 0 and self.after >= self.before
 
+    def sums(self) -> list[float]:
+        """Sums over positions, so that those of several workers can be added."""
+        return [self.before * self.tokens, self.after * self.tokens, float(self.tokens)]
 
-def overall(verdicts: Iterable[Evaluation]) -> Evaluation:
-    """As if all answers that workers have kept aside had been judged by one of them."""
-    known = [v for v in verdicts if v.tokens]
-    tokens = sum(v.tokens for v in known)
-    if not tokens:
-        return Evaluation(0.0, 0.0, 0)
-    before, after = (sum(v[i] * v.tokens for v in known) / tokens for i in range(2))
-    return Evaluation(before, after, tokens)
+    @classmethod
+    def from_sums(cls, sums: list[float]) -> Evaluation:
+        """As if one worker had evaluated all held-out answers."""
+        before, after, tokens = sums
+        return cls(before / max(tokens, 1), after / max(tokens, 1), int(tokens))

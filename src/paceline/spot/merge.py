@@ -4,17 +4,17 @@ was trained on.
     each worker        contribution(trainer)
     all of them        the sum, element by element: an all-reduce
     each worker        merged(sum) -> the candidate, the same everywhere
-    each worker        trainer.judge_candidate(candidate), on answers of its own that were kept aside
-    all of them        overall(verdicts), see `spot.verdict`
-    each worker        trainer.adopt(candidate if the overall verdict is better, else None)
+    each worker        trainer.evaluate(candidate), on held-out answers of its own
+    all of them        the sum of `Evaluation.sums`: an all-reduce
+    each worker        trainer.accept_or_drop(candidate, Evaluation.from_sums(sum))
 
 Nothing before the last line changes a trainer, so all of it can be done again if a worker dies on the way. A worker
-that did not train takes part like the others: it adds nothing, may have answers to judge by, and gets the new drafter.
+that did not train takes part like the others: it adds nothing, may have held-out answers, and gets the new drafter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,11 +34,6 @@ def contribution(trainer: SpotTrainer) -> list[Tensor]:
     # Not a product with zero: that would keep what is not finite.
     scaled = [w.double() * tokens if tokens else torch.zeros_like(w, dtype=torch.float64) for w in trainer.weights]
     return [*scaled, torch.tensor([tokens], dtype=torch.float64, device=scaled[0].device)]
-
-
-def summed(contributions: Iterable[Sequence[Tensor]]) -> list[Tensor]:
-    """What an all-reduce does, for workers in one process."""
-    return [torch.stack(parts).sum(0) for parts in zip(*contributions, strict=True)]
 
 
 def merged(total: Sequence[Tensor]) -> list[Tensor] | None:

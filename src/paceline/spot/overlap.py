@@ -1,8 +1,7 @@
-"""Training the drafter on a GPU that decodes: in the tail of a rollout few requests run, and most of the card stands
-still.
+"""Training the drafter on a GPU that decodes: in the tail of a rollout few requests run, and most of the card is idle.
 
-A step is computed on a stream that yields to decoding, and looked after between two rounds, which costs the host almost
-nothing: a thread lays out the texts of the next step, and the gradients are one graph replay.
+A step is computed on a stream that yields to decoding, and polled between two rounds, which costs the host almost
+nothing: a thread lays out the sequences of the next step, and the gradients are one graph replay.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from contextlib import AbstractContextManager
 import torch
 
 from paceline.draft.eagle.loss import PackedSequences
-from paceline.spot.buffer import FeatureSample
-from paceline.spot.trainer import SpotTrainer, TrainingStats, lay_out
+from paceline.spot.samples import FeatureSample, lay_out
+from paceline.spot.trainer import SpotTrainer, TrainingStats
 
 LAY_OUT_S = 300.0  # seconds: what takes longer than that to lay out a step of some thousand tokens has died
-FEW = 4  # of the requests that ran at once, one in so many or less are the last ones
+TAIL_DIVISOR = 4  # the tail begins when at most one in so many of the requests that ran at once are unfinished
 
 
 class OverlappedTraining:
@@ -34,18 +33,21 @@ class OverlappedTraining:
         self._next: Future[PackedSequences] | None = None
         self._since: float | None = None  # when the step that is being computed was begun
         self._due = False
-        self._most = 0  # requests that were unfinished at once in this rollout
-        self.spell = TrainingStats()
+        self._peak = 0  # most requests that were unfinished at once in this rollout
+        self.stats = TrainingStats()
         """What was trained since `start`."""
 
     def start(self, due: bool = True) -> None:
         """A rollout begins, and training is due in its tail, or not."""
-        self.spell, self._packs, self._due, self._most = TrainingStats(), None, due, 0
+        self.stats = TrainingStats()
+        self._packs = None
+        self._due = due
+        self._peak = 0
 
     def after_round(self, left: int, waiting: int) -> None:
-        """So many requests are unfinished, of which so many have not begun: train if those that run are the last."""
-        self._most = max(self._most, left)
-        if self._due and not waiting and 0 < left * FEW <= self._most:
+        """`left` requests are unfinished, `waiting` of them not begun: train if this is the tail."""
+        self._peak = max(self._peak, left)
+        if self._due and not waiting and 0 < left * TAIL_DIVISOR <= self._peak:
             self.poll()
 
     def poll(self) -> None:
@@ -58,9 +60,9 @@ class OverlappedTraining:
             self._packs = self.trainer.packs()
             self._lay_out_next()
         if self._next is not None and self._next.done():
-            texts = self._next.result()
-            with self._beside():
-                self.trainer.begin(texts)
+            sequences = self._next.result()
+            with self._overlap():
+                self.trainer.begin(sequences)
             self._since = time.perf_counter()
             self._lay_out_next()  # only now: a graph may have been captured
 
@@ -73,7 +75,7 @@ class OverlappedTraining:
         self._next = self._packs = None
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
-        return self.spell
+        return self.stats
 
     def _lay_out_next(self) -> None:
         assert self._packs is not None
@@ -83,15 +85,15 @@ class OverlappedTraining:
 
     def _end(self) -> None:
         assert self._since is not None
-        with self._beside():
+        with self._overlap():
             step = self.trainer.end()
         step.seconds = time.perf_counter() - self._since
-        self.spell += step
+        self.stats += step
         self._since = None
 
-    def _beside(self) -> AbstractContextManager[object]:
+    def _overlap(self) -> AbstractContextManager[object]:
         if self._stream is None:
             return contextlib.nullcontext()
-        if self._since is None and not self.spell.steps:
+        if self._since is None and not self.stats.steps:
             self._stream.wait_stream(torch.cuda.current_stream())  # the policy's last update
         return torch.cuda.stream(self._stream)

@@ -1,4 +1,4 @@
-"""The drafter's training in a checkpoint: beside the drafter, which others read without it."""
+"""The drafter's training in a checkpoint: next to the drafter, which others read without it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from typing_extensions import TypedDict
 
 from paceline.errors import UserError
 from paceline.files import reading
-from paceline.spot.trainer import MOST, SpotTrainer
+from paceline.spot.step_size import MAX_STEP_TOKENS
+from paceline.spot.trainer import SpotTrainer
 
-TENSORS, VALUES = "training.safetensors", "training.json"
+TENSORS = "training.safetensors"
+VALUES = "training.json"
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 Count = Annotated[int, Field(ge=0, le=2**62)]
 Word = Annotated[int, Field(ge=0, lt=2**32)]
@@ -28,13 +30,13 @@ class TrainerValues(TypedDict):
 
 
 class TrainingValues(TypedDict):
-    """What `SpotTrainer.state` says besides tensors."""
+    """What `SpotTrainer.state` says besides tensors. The names are those of the file, which older checkpoints have."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
     trainer: TrainerValues
     version: Count
     tokens: Count
-    size: Annotated[float, Field(ge=1, le=MOST)]
+    size: Annotated[float, Field(ge=1, le=MAX_STEP_TOKENS)]
     age: Count
     dice: tuple[int, Annotated[list[Word], Field(min_length=625, max_length=625)], float | None]
     seen: Count
@@ -47,7 +49,7 @@ def save_training(trainer: SpotTrainer, folder: Path) -> None:
 
 
 def load_training(trainer: SpotTrainer, folder: Path) -> None:
-    """Go on where it was; from the beginning, if the run did not train the drafter before."""
+    """Resume where it was; from the beginning, if the run did not train the drafter before."""
     if not os.path.lexists(folder / VALUES):
         return
     try:

@@ -1,8 +1,8 @@
 """The newest version of the drafter, in a folder of the run, written by a thread while decoding goes on.
 
-It is there before the first checkpoint is, and can be exported or served at any time. A resumed run goes on from its
+It is there before the first checkpoint is, and can be exported or served at any time. A resumed run starts from its
 checkpoint, which has the drafter that belongs to its policy. What goes wrong with it is raised when the next one is to
-be kept, or told when the process ends; a disk that does not answer is waited for only so long.
+be written, or told when the process ends; a disk that does not answer is waited for only so long.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 
 from paceline.draft.eagle.model import DrafterFiles, EagleModel, files_of, write_files
 
-WRITE_S = 600.0  # seconds that a drafter of some gigabytes may take to be written
+WRITE_DEADLINE_S = 600.0  # seconds that a drafter of some gigabytes may take to be written
 
 
 class DrafterWriter:
-    def __init__(self, folder: Path, deadline_s: float = WRITE_S):
+    def __init__(self, folder: Path, deadline_s: float = WRITE_DEADLINE_S):
         self.folder = folder
         self.deadline_s = deadline_s
         self._writing: Future[None] | None = None
 
-    def keep(self, drafter: EagleModel) -> bool:
+    def write(self, drafter: EagleModel) -> bool:
         """Copy it to the host and have it written -> whether it will be: not while an older one still is. What went
         wrong with that is raised here."""
         if self._writing is not None and not self._writing.done():
@@ -33,7 +33,7 @@ class DrafterWriter:
         self._writing = Future()
         # A daemon, so that the process can end when the disk does not answer; `close` waits for it in time.
         work = threading.Thread(
-            target=self._run, args=(self._writing, files_of(drafter)), name="keep-drafter", daemon=True
+            target=self._run, args=(self._writing, files_of(drafter)), name="write-drafter", daemon=True
         )
         atexit.unregister(self.close)
         atexit.register(self.close)

@@ -13,7 +13,7 @@ WHAT = {
     "assign": ("paceline.cluster.worker", "Worker", "assign"),
     "round": ("paceline.rollout.engine", "RolloutEngine", "step"),
     "training": ("paceline.spot.learning", "DrafterLearning", "step"),
-    "spend": ("paceline.spot.learning", "DrafterLearning", "spend"),
+    "spend": ("paceline.spot.learning", "DrafterLearning", "train_for"),
     "gradients": ("paceline.learn.learner", "Learner", "gradients"),
     "apply": ("paceline.learn.learner", "Learner", "apply"),
     "save": ("paceline.cluster.worker", "Worker", "save"),

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-import paceline.spot.writer as keeper
+import paceline.spot.writer as writer_module
 from paceline.config import load_config
 from paceline.draft.eagle.model import DrafterShape, EagleModel, load_drafter
 from paceline.loop import train
@@ -22,63 +22,63 @@ def drafter() -> EagleModel:
 
 
 def test_the_newest_is_kept_as_it_was_when_it_was_handed_over(tmp_path, drafter, monkeypatch):
-    go, write = threading.Event(), keeper.write_files
+    go, write = threading.Event(), writer_module.write_files
 
     def slow(files, folder):
         assert go.wait(60)
         write(files, folder)
 
-    monkeypatch.setattr(keeper, "write_files", slow)
-    kept = DrafterWriter(tmp_path / "drafter")
+    monkeypatch.setattr(writer_module, "write_files", slow)
+    writer = DrafterWriter(tmp_path / "drafter")
     first = drafter.fc.clone()
-    assert kept.keep(drafter), "it returns while the file is not there yet"
+    assert writer.write(drafter), "it returns while the file is not there yet"
     assert not (tmp_path / "drafter").exists()
     drafter.fc.data.mul_(2)  # training goes on
-    assert not kept.keep(drafter), "one at a time"
+    assert not writer.write(drafter), "one at a time"
     go.set()
-    kept.wait()
+    writer.wait()
     assert torch.equal(load_drafter(tmp_path / "drafter", drafter.policy).fc, first)
-    assert kept.keep(drafter)
-    kept.wait()
+    assert writer.write(drafter)
+    writer.wait()
     assert torch.equal(load_drafter(tmp_path / "drafter", drafter.policy).fc, drafter.fc)
     assert sorted(f.name for f in (tmp_path / "drafter").iterdir()) == ["config.json", "model.safetensors"]
 
 
 def test_what_cannot_be_written_is_said(tmp_path, drafter):
     (tmp_path / "drafter").write_text("a file where a folder should be")
-    kept = DrafterWriter(tmp_path / "drafter")
-    kept.keep(drafter)
+    writer = DrafterWriter(tmp_path / "drafter")
+    writer.write(drafter)
     with pytest.raises(OSError, match="drafter"):
-        kept.wait()
+        writer.wait()
 
 
 def test_what_cannot_be_written_last_is_told_when_the_process_ends(tmp_path, drafter, capsys):
     (tmp_path / "drafter").write_text("a file where a folder should be")
-    kept = DrafterWriter(tmp_path / "drafter")
-    kept.keep(drafter)
-    kept.close()
+    writer = DrafterWriter(tmp_path / "drafter")
+    writer.write(drafter)
+    writer.close()
     assert "could not be written" in capsys.readouterr().err
-    kept.close()
+    writer.close()
     assert not capsys.readouterr().err, "once"
 
 
 def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(tmp_path, drafter, monkeypatch):
-    go, write = threading.Event(), keeper.write_files
+    go, write = threading.Event(), writer_module.write_files
 
     def stuck(files, folder):
         assert go.wait(60)
         write(files, folder)
 
-    monkeypatch.setattr(keeper, "write_files", stuck)
-    kept = DrafterWriter(tmp_path / "drafter", deadline_s=0.05)
-    kept.keep(drafter)
+    monkeypatch.setattr(writer_module, "write_files", stuck)
+    writer = DrafterWriter(tmp_path / "drafter", deadline_s=0.05)
+    writer.write(drafter)
     for _ in range(2):
         with pytest.raises(TimeoutError, match="not written"):
-            kept.wait()
-    assert not kept.keep(drafter), "the first one is still being written"
+            writer.wait()
+    assert not writer.write(drafter), "the first one is still being written"
     go.set()
-    kept.deadline_s = 60.0
-    kept.wait()
+    writer.deadline_s = 60.0
+    writer.wait()
     assert (tmp_path / "drafter" / "model.safetensors").is_file()
 
 

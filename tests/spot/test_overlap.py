@@ -15,7 +15,8 @@ from paceline.draft.eagle.trainer import TrainSettings
 from paceline.loop import train
 from paceline.spot.buffer import SpotBuffer
 from paceline.spot.overlap import OverlappedTraining
-from paceline.spot.trainer import SpotTrainer, lay_out
+from paceline.spot.samples import lay_out
+from paceline.spot.trainer import SpotTrainer
 
 from ..draft.test_training import counting_policy
 from .test_trainer import counted
@@ -31,61 +32,61 @@ def make(answers: int = 60, device: str = "cpu") -> SpotTrainer:
     return SpotTrainer(drafter, buffer, SETTINGS)
 
 
-def poll_until(beside: OverlappedTraining, steps: int) -> None:
-    while beside.spell.steps < steps:
-        beside.poll()
+def poll_until(overlap: OverlappedTraining, steps: int) -> None:
+    while overlap.stats.steps < steps:
+        overlap.poll()
         time.sleep(random.random() / 1000)  # a round of decoding
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_it_is_the_training_that_would_be_made_in_one_go(device):
     alone, other = make(device=device), make(device=device)
-    beside = OverlappedTraining(other)
-    beside.start()
-    poll_until(beside, 12)
-    spell = beside.stop()
+    overlap = OverlappedTraining(other)
+    overlap.start()
+    poll_until(overlap, 12)
+    stats = overlap.stop()
     steps = alone.packs()
-    for _ in range(spell.steps):  # of the same size all along: what a step takes beside decoding says little
+    for _ in range(stats.steps):  # of the same size all along: what a step takes beside decoding says little
         alone.begin(lay_out(next(steps)))
         alone.end()
-    assert spell.steps >= 12 and spell.tokens == alone.tokens and spell.seconds > 0
+    assert stats.steps >= 12 and stats.tokens == alone.tokens and stats.seconds > 0
     for mine, its in zip(alone.weights, other.weights, strict=True):
         torch.testing.assert_close(mine, its, rtol=0, atol=0 if device == "cpu" else 1e-4)
 
 
 def test_it_stops_within_a_step_and_starts_again():
-    beside = OverlappedTraining(make())
-    beside.start()
-    poll_until(beside, 3)
-    before = beside.spell.steps
-    last = beside.stop().steps
+    overlap = OverlappedTraining(make())
+    overlap.start()
+    poll_until(overlap, 3)
+    before = overlap.stats.steps
+    last = overlap.stop().steps
     assert before <= last <= before + 1
-    assert beside.stop().steps == last, "nothing was begun since"
-    beside.start()
-    assert beside.spell.steps == 0
-    poll_until(beside, 2)
-    assert beside.stop().loss > 0
+    assert overlap.stop().steps == last, "nothing was begun since"
+    overlap.start()
+    assert overlap.stats.steps == 0
+    poll_until(overlap, 2)
+    assert overlap.stop().loss > 0
 
 
 @pytest.mark.parametrize(("due", "waiting", "trains"), [(True, 0, True), (False, 0, False), (True, 1, False)])
-def test_it_trains_beside_the_last_requests_only(due, waiting, trains):
-    beside = OverlappedTraining(make())
-    beside.start(due)
+def test_it_trains_during_the_last_requests_only(due, waiting, trains):
+    overlap = OverlappedTraining(make())
+    overlap.start(due)
     for left in (16, 16, 9, 5):
-        beside.after_round(left, waiting)
-    assert beside._packs is None, "too many are running"
+        overlap.after_round(left, waiting)
+    assert overlap._packs is None, "too many are running"
     for _ in range(200):
-        beside.after_round(4, waiting)
+        overlap.after_round(4, waiting)
         time.sleep(0.001)
-    assert (beside.stop().steps > 0) == trains
+    assert (overlap.stop().steps > 0) == trains
 
 
 def test_nothing_to_learn_from():
-    beside = OverlappedTraining(make(0))
-    beside.start()
+    overlap = OverlappedTraining(make(0))
+    overlap.start()
     for _ in range(5):
-        beside.poll()
-    assert beside.stop().steps == 0
+        overlap.poll()
+    assert overlap.stop().steps == 0
 
 
 @pytest.mark.gpu
