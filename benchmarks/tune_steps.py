@@ -180,8 +180,8 @@ class Steps:
         works = []
         for i, wanted in enumerate((ways, other)):
             bench = self.benches[i]
-            if self.ways[i] != wanted and bench.engine.graphs is not None:
-                bench.engine.graphs = bench.engine.runner.graphs = TimedGraphs(self.clock)
+            if self.ways[i] != wanted and bench.engine.runner.graphs is not None:
+                bench.engine.runner.graphs = TimedGraphs(self.clock)
             self.ways[i] = wanted
             apply(wanted)
             works += self.works(bench)

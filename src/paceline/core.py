@@ -13,8 +13,6 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any, Literal
 
-from paceline.draft.pace import Pace
-
 Prompt = str | list[dict[str, Any]]
 """Text, or messages for the model's chat template."""
 
@@ -117,8 +115,6 @@ class Sequence:
     """Order of admission; the latest is paused first when pages run out."""
     slot: int = -1
     """Where a running request keeps its features."""
-    pace: Pace = field(default_factory=Pace)
-    """Of what guesses give it."""
 
     @classmethod
     def of(cls, request: Request) -> Sequence:

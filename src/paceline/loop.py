@@ -232,7 +232,7 @@ class TrainLoop:
                 spell = self.cluster.spend(self.config.spot.share * clock.elapsed)
         if self.spot != "off":
             with clock.part("merge_drafter"):
-                metrics |= self.versions.make(self.cluster.merge, spell, stats.first_holds)
+                metrics |= self.versions.make(self.cluster.merge, spell, stats.first_accept_rate)
             self.progress.drafter_version = self.versions.version
             self.progress.backoff = self.versions.backoff.state()
         metrics |= self._describe_workers(lost)

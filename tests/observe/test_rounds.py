@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.draft.tuner import sizes
+from paceline.draft.ladder import batch_ladder
 from paceline.observe.rounds import RoundLog, above, below, bucket, tallies
 from paceline.observe.timeline import PLAIN, PREFILL, ROLLOUT, SPECULATIVE, Span
 from paceline.rollout.stats import RoundRecord
@@ -97,7 +97,7 @@ def test_spans_cover_the_rollout_without_overlap(drawn):
 
 
 def test_batch_sizes_are_kept_apart_as_the_tuner_does():
-    ladder = sizes(512)
+    ladder = batch_ladder(512)
     assert sorted({bucket(n) for n in range(1, 513)}) == ladder
     assert [below(n) for n in ladder[1:]] == ladder[:-1] and [above(n) for n in ladder[:-1]] == ladder[1:]
     assert below(1) == 0

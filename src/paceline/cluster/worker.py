@@ -154,7 +154,7 @@ class Worker:
         log.step, self._way = step, way.engine
         self.engine.record = self._recorder(log) if way.keep_rounds else log
         self._before = self.engine.stats.snapshot()
-        self._tuner_before = (self.engine.tuner.explored, self.engine.tuner.seconds)
+        self._tuner_before = (self.engine.tuner.explored_s, self.engine.tuner.total_s)
         self._doing = (IDLE, time.time())
         if self.spot and self.engine is self.adaptive:
             self.spot.begin_rollout(new)
@@ -255,7 +255,7 @@ class Worker:
             self.spot.spell += self._beside.stop()
         spell = self.spot.spell if self.spot else TrainingStats()
         tuner = self.engine.tuner
-        tuned = (tuner.explored - self._tuner_before[0], tuner.seconds - self._tuner_before[1])
+        tuned = (tuner.explored_s - self._tuner_before[0], tuner.total_s - self._tuner_before[1])
         self.engine = self.adaptive
         return RolloutOutcome(self._spans, stats, self._rounds, spell, *tuned)
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core import Request
+from paceline.draft.eagle.drafter import EagleDrafter
 from paceline.draft.eagle.loss import DraftLoss, batches, read_sequences, suitable_rate
 from paceline.draft.eagle.model import EagleModel, new_drafter
-from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.eagle.trainer import TrainSettings
 from paceline.draft.eagle.vocabulary import choose_tokens
 from paceline.draft.strategy import Strategy
 from paceline.model import Decoder
@@ -65,7 +66,7 @@ def fit(
 ) -> Fitted:
     """Train a drafter for so long; `report` is called after every step."""
     settings = TrainSettings(lr=suitable_rate(drafter.policy), loss=loss, first_runs=2)
-    trainer, done, started = DrafterTrainer(drafter, settings), Fitted(), time.perf_counter()
+    trainer, done, started = EagleDrafter(drafter).make_trainer(settings), Fitted(), time.perf_counter()
     feed = _endless(texts, STEP_GPU if drafter.fc.is_cuda else STEP, random.Random(seed))
     batch = next(feed)
     seen = read_sequences(drafter, batch)
@@ -91,7 +92,7 @@ def count_accepted(drafter: EagleModel, requests: Sequence[Request], depth: int 
     """Answer with chains of guesses, and count those that hold: by depth, and by place in the answer."""
     strategy = Strategy.parse(f"neural:{depth}")
     engine = RolloutEngine(
-        drafter.policy, EngineSettings(max_batch=min(64, len(requests))), None, [drafter], [strategy]
+        drafter.policy, EngineSettings(max_batch=min(64, len(requests))), None, [EagleDrafter(drafter)], [strategy]
     )
     engine.choose = lambda batch: strategy
     reached, held = Counter[int](), Counter[int]()

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from rich.table import Table
 
 from paceline.cluster.make import choose_workers
 from paceline.config import Config
-from paceline.draft.eagle.model import WINDOW, DrafterShape, EagleModel
-from paceline.draft.eagle.vocabulary import guessable
-from paceline.draft.strategy import Strategy, default_strategies
+from paceline.draft import registry
+from paceline.draft.base import MemoryRequest
 from paceline.errors import UserError
-from paceline.files import reading
 from paceline.kernels.adam import PIECE
 from paceline.learn.algorithms import resolve
 from paceline.learn.logprobs import LOGITS_AT_ONCE
@@ -29,8 +26,8 @@ from paceline.learn.shards import COPIES
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.config import DecoderConfig
 from paceline.model.decoder import Decoder, as_dtype
-from paceline.rollout.pages import CPU_KV_BYTES, GPU_KV_SHARE, default_page_size, page_bytes
-from paceline.setup.build import NEW_WINDOW, choose_device, engine_settings, find_drafter
+from paceline.rollout.pages import CPU_KV_BYTES, GPU_KV_SHARE, default_page_size, page_bytes, pages_for_batch
+from paceline.setup.build import choose_device, engine_settings
 from paceline.setup.machine import machine_memory
 from paceline.spot.learning import when_to_train
 from paceline.spot.trainer import FIRST_GPU, LEAST, MOST
@@ -55,7 +52,6 @@ FOLLOWS = {
     "reserve": "the runtime and its libraries",
     "KV pages": "rollout.kv_memory_gb, or what is left",
 }
-_Size: Any = Annotated[int, Field(ge=1, le=2**24)]
 Step = tuple[str, Callable[[Config], Config | None]]
 
 
@@ -112,7 +108,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """For `workers` of which as many as the room says share the device, each with this many engines."""
     dtype = as_dtype(config.model.dtype, room.device)
-    policy, drafter, window, own_head = _models(config, shape, dtype)
+    with torch.device("meta"):
+        policy = Decoder(shape).to(dtype)
     count = sum(p.numel() for p in policy.parameters())
     largest = max(p.numel() for p in policy.parameters())
     learn, r = config.learn, config.rollout
@@ -120,7 +117,9 @@ def plan_memory(
     batch = settings.max_batch
     context = min(settings.max_length or shape.max_positions, shape.max_positions)
     longest = min(shape.max_positions, (config.task.max_prompt_tokens or PROMPT) + r.max_tokens)
-    spot = when_to_train(config, drafter is not None)
+    drafters = registry.plan_memory(MemoryRequest(policy, config.speculation, config.model.path, batch))
+    trained = [d for d in drafters.values() if d.parameters]
+    spot = when_to_train(config, bool(trained))
 
     parts = {
         "weights": count * dtype.itemsize,
@@ -135,27 +134,24 @@ def plan_memory(
     filling = min(r.prefill_tokens, r.prompts * longest) * _layer_floats(shape) * dtype.itemsize
     parts["passes"] = max(learning, stepping, filling)
 
-    checked = [s.most_rows(batch) for s in _strategies(config, drafter is not None)]
-    rows = max(checked, default=batch)
+    strategies = registry.choose_strategies(config.speculation, bool(trained))
+    rows = max((s.most_rows(batch) for s in strategies), default=batch)
     graphs = int(config.speculation.graph_memory_gb * 1e9) if config.speculation.graph_memory_gb else GRAPHS
     racing = rows * shape.vocab_size * RACE_BYTES
     parts["graphs"] = engines * min(graphs, racing + 2**28) if room.cuda and r.cuda_graphs else engines * racing
-    if drafter is not None:
-        size = sum(p.numel() for p in drafter.parameters())
-        ring = (batch + 1) * window * 3 * shape.hidden_size
-        cache = (batch + 1) * window * 2 * shape.kv_heads * shape.head_dim
-        parts["drafter"] = (size + own_head * shape.hidden_size + engines * (ring + cache)) * dtype.itemsize
-        if spot != "off":
-            # A copy, its gradients, masters and two moments in float32, and a step over so many tokens.
-            step = MOST if room.cuda else max(LEAST, FIRST_GPU)
-            scores = step * (own_head or shape.vocab_size) * 12 * 5
-            parts["drafter training"] = size * (2 * dtype.itemsize + 4 * 4) + scores
-            parts["drafter training"] += tokens * 4 * shape.hidden_size * dtype.itemsize
+    if drafters:
+        parts["drafter"] = sum(d.shared_bytes + engines * d.engine_bytes for d in drafters.values())
+    for drafter in trained if spot != "off" else []:
+        # A copy, its gradients, masters and two moments in float32, and a step over so many tokens.
+        step = MOST if room.cuda else max(LEAST, FIRST_GPU)
+        scores = step * drafter.vocab_size * 12 * 5
+        parts["drafter training"] = drafter.parameters * (2 * dtype.itemsize + 4 * 4) + scores
+        parts["drafter training"] += tokens * 4 * shape.hidden_size * dtype.itemsize
 
     page = r.page_size or default_page_size(room.device, batch)
     each = page_bytes(shape, page, dtype)
-    wanted = (batch * (-(-context // page) + 1) + 1) * each
-    least = (-(-min(context, longest) // page) + 2) * each
+    wanted = pages_for_batch(batch, context, page) * each
+    least = pages_for_batch(1, min(context, longest), page) * each
     sharing = room.sharing
     parts = {name: size * sharing for name, size in parts.items() if size}
     parts["reserve"] = int(GPU_RESERVE + FRAGMENTS * room.bytes) if room.cuda else CPU_RESERVE * sharing
@@ -170,41 +166,6 @@ def plan_memory(
     parts["KV pages"] = kv * engines * sharing
     least = kv if r.kv_memory_gb else least
     return MemoryPlan(room, parts, least * engines * sharing, kv // each * page, kv)
-
-
-def _models(config: Config, shape: DecoderConfig, dtype: torch.dtype) -> tuple[Decoder, EagleModel | None, int, int]:
-    """Policy and drafter without their numbers, the drafter's window, and the tokens of its own head if it has one."""
-    with torch.device("meta"):
-        policy = Decoder(shape).to(dtype)
-    name = config.speculation.drafter
-    if config.speculation.mode == "plain" or name is None or name == "none":
-        return policy, None, 0, 0
-    width, window, count = shape.intermediate_size, NEW_WINDOW, guessable(shape.vocab_size)
-    if name != "new":
-        try:
-            folder = find_drafter(name, config.model.path)
-            if folder is None:
-                return policy, None, 0, 0
-            own = reading.read_object(folder / "config.json")
-            ours = reading.check(dict, own.get("paceline") or {}, "paceline")
-            width = reading.check(_Size, own.get("intermediate_size", width), "intermediate_size")
-            window = reading.check(_Size, ours.get("window", WINDOW), "window")
-            count = reading.check(_Size, own.get("draft_vocab_size") or shape.vocab_size, "draft_vocab_size")
-        except (UserError, OSError):
-            return policy, None, 0, 0  # whoever loads it says what is wrong with it
-    window = min(window, shape.max_positions)
-    with torch.device("meta"):
-        drafter = EagleModel(policy, DrafterShape(width, window))
-    return policy, drafter, window, count if count < shape.vocab_size else 0
-
-
-def _strategies(config: Config, neural: bool) -> list[Strategy]:
-    s = config.speculation
-    if s.mode == "plain":
-        return []
-    if s.strategies is not None:
-        return [Strategy.parse(text) for text in s.strategies]
-    return default_strategies([*(["suffix"] if s.suffix else []), *(["neural"] if neural else [])])
 
 
 def _state_bytes(config: Config, dtype: torch.dtype) -> int:

@@ -84,14 +84,14 @@ class RoundAttention:
         self.bias[:, 0, 0, first : self.used].masked_fill_(present, 0)
         self._base = self.used
 
-    def guess(self) -> None:
+    def draft_token(self) -> None:
         """Next comes one guess per request, which sees all before it."""
         if self.used == self._base:
             self.bias[..., self._base :] = 0  # for all of them
         self.used += 1
         self._mask = self.bias[..., : self.used]
 
-    def guesses(self, ancestry: Tensor) -> None:
+    def draft_level(self, ancestry: Tensor) -> None:
         """Next come n guesses per request; `ancestry` [B, n, guesses so far and these] tells whom each sees."""
         self.used += ancestry.shape[1]
         self._seen_by(ancestry, self._base)

@@ -26,6 +26,7 @@ from paceline.model.grow import active_layers
 from paceline.model.rope import rotations
 
 WEIGHTS = "model.safetensors"
+NEW_WINDOW = 128  # entries that a draft token of an untrained drafter looks back on
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class PagedRound:
         self._behind = present.sum(1)
         self.context = (self.context + self._behind).int()
 
-    def guess(self) -> None:
+    def draft_token(self) -> None:
         """Next comes one guess per request, which sees all before it."""
         if self._ahead is None:  # for all levels at once
             level = up_to(self._room, self.context.device)[:, None]
@@ -88,7 +88,7 @@ class PagedRound:
         self._at = at[self._guesses]
         self._guesses += 1
 
-    def guesses(self, ancestry: Tensor) -> None:
+    def draft_level(self, ancestry: Tensor) -> None:
         """Next come n guesses per request; `ancestry` [B, n, guesses so far and these] tells whom each sees."""
         n, columns = ancestry.shape[1:]
         self._visible, self._span = self.context, columns

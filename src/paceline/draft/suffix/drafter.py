@@ -17,11 +17,15 @@ from array import array
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.draft.base import BaseDrafter, Draft, DraftSequence
+from paceline.draft.base import BaseDrafter, Draft, DrafterSetup, DraftSequence
 from paceline.draft.strategy import MAX_NODES, Strategy
+
+if TYPE_CHECKING:
+    from paceline.config import SpeculationConfig
 
 GRAMS = (4, 2, 1)  # down to one token: to check a poor guess costs no more than to check none
 WAYS = 4  # occurrences that are remembered of each run, late ones mostly
@@ -40,6 +44,7 @@ class _Line:
 
 class SuffixDrafter(BaseDrafter):
     name = "suffix"
+    default_strategies = ("suffix:3", "suffix:8", "suffix:6x3/12")
 
     def __init__(self, max_batch: int, max_length: int, memory_bytes: int = 64 * 2**20):
         self.max_length = max_length
@@ -58,6 +63,14 @@ class SuffixDrafter(BaseDrafter):
         self._ended: list[tuple[_Line, list[int]]] = []  # whose last tokens have not been taken in yet
         self._running: dict[int, _Line] = {}  # by request
         self._first: dict[int, int] = {}  # prompt -> the line that it was taken in with
+
+    @classmethod
+    def is_enabled(cls, settings: SpeculationConfig, has_network: bool) -> bool:
+        return settings.suffix
+
+    @classmethod
+    def make(cls, setup: DrafterSetup) -> BaseDrafter:
+        return cls(setup.max_batch, setup.max_length, int(setup.settings.suffix_mb * 2**20))
 
     @property
     def memory_bytes(self) -> int:
