@@ -71,7 +71,7 @@ def test_a_strategy_without_its_drafter_is_refused():
 
 
 def test_names_are_what_they_are_registered_by():
-    assert registry.REGISTRY == {"suffix": SuffixDrafter, "neural": EagleDrafter}
+    assert {"suffix": SuffixDrafter, "neural": EagleDrafter} == registry.REGISTRY
     for name, kind in registry.REGISTRY.items():
         assert kind.name == name
         assert all(Strategy.parse(text).drafter == name for text in kind.default_strategies)

@@ -16,6 +16,7 @@ from paceline.draft.strategy import Strategy
 from paceline.draft.tuner import Tuner
 from paceline.errors import UserError
 from paceline.model.decoder import Decoder
+from paceline.rollout.capture import rounds_to_capture, run_empty_round
 from paceline.rollout.graphs import GraphPool
 from paceline.rollout.in_flight import SampledTokens
 from paceline.rollout.outputs import OutputProcessor
@@ -218,6 +219,14 @@ class RolloutEngine:
         return self.runner.sample_first(left, first, max_filters(admission.sequences))
 
     # Between rollouts
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture the CUDA graphs of rounds that may come, so that none has to wait for it. Before the first
+        request."""
+        assert not self.unfinished, "a captured pass runs over all rows"
+        for batch, strategy in rounds_to_capture(self.runner.ladder, self.strategies):
+            run_empty_round(self.runner, self.drafters, batch, strategy)
 
     def refresh(self) -> None:
         """The policy has been updated: renew what drafters copy from it."""

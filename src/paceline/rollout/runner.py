@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.core import Filters
-from paceline.draft.base import BaseDrafter, DeviceDrafter, DraftSequence, PassShape, Work
+from paceline.draft.base import BaseDrafter, DeviceDrafter, Draft, DraftSequence, PassShape, Work
 from paceline.draft.ladder import batch_ladder, bucket
 from paceline.draft.strategy import Strategy
 from paceline.draft.tree import chain, tree, walk
@@ -160,6 +160,12 @@ class ModelRunner:
                 self._wait()
         work = lambda: self._propose(shape.batch, drafter, strategy)  # noqa: E731
         self._run(("draft", shape.batch, strategy), shape.batch, work, rows.upload)
+
+    def propose_nothing(self, rows: PassRows, strategy: Strategy) -> None:
+        """Leave an empty draft for `verify`."""
+        draft = Draft.empty(rows.sequences, strategy.nodes)
+        draft.parents[:] = 0
+        self._drafts.upload(draft, self.shape(rows.sequences).batch)
 
     def _propose(self, batch: int, drafter: DeviceDrafter, strategy: Strategy) -> tuple[Tensor, ...]:
         def noise() -> Tensor:

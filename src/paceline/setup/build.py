@@ -71,12 +71,12 @@ def make_engine(
     """An engine as the settings want it, with the drafters that there are. `network` holds the weights of the trained
     one, if there is one; `sharing` is how many engines share the device."""
     s, settings = config.speculation, engine_settings(config, model.device, sharing)
-    if s.mode == "plain":
-        return RolloutEngine(model, settings, decode)
     longest = min(settings.max_length or model.config.max_positions, model.config.max_positions)
     drafters = make_drafters(DrafterSetup(model, s, settings.max_batch, longest, network))
-    strategies = choose_strategies(s, network is not None)
-    return RolloutEngine(model, settings, decode, drafters, strategies)
+    engine = RolloutEngine(model, settings, decode, drafters, choose_strategies(s, network is not None))
+    if engine.runner.graphs is not None:
+        engine.capture()
+    return engine
 
 
 def make_drafter(model: Decoder, config: Config, trained: Path | None = None) -> EagleModel | None:
