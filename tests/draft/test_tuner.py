@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -130,8 +131,9 @@ def test_fruitless_trials_become_rarer_until_a_drafter_changes():
     def trials(rounds: int) -> int:
         return sum(machine.round(tuner, 256).trial for _ in range(rounds))
 
-    assert trials(1000) > 2 * trials(1000)
-    assert trials(2000) <= 5
+    early = trials(1000)
+    trials(3000)
+    assert trials(1000) < early / 2
     tuner.renew()
     assert trials(2) > 0, "at once"
 
@@ -334,7 +336,7 @@ def test_trees_are_for_few_sequences():
 def test_the_ladder_of_batch_sizes(most: int):
     ladder = batch_ladder(most)
     assert ladder[0] == 1 and ladder[-1] == most and ladder == sorted(set(ladder))
-    assert all(b <= 1.5 * a for a, b in zip(ladder[1:], ladder[2:], strict=False))
+    assert all(b <= 1.5 * a for a, b in pairwise(ladder[1:]))
     for batch in range(1, most + 1):
         size = bucket(ladder, batch)
         assert size in ladder and size >= batch and not any(batch <= n < size for n in ladder)

@@ -156,6 +156,7 @@ def test_a_smaller_vocabulary_to_guess_from():
 def test_the_embedded_model_with_its_own_drafter(embedded):
     """Real texts, real acceptance: guesses hold, and nothing changes."""
     from paceline.core import Request, SamplingParams
+    from paceline.draft.eagle.drafter import EagleDrafter
     from paceline.draft.eagle.model import load_drafter
     from paceline.model import load_model
     from paceline.model.tokenizer import load_tokenizer
@@ -166,7 +167,7 @@ def test_the_embedded_model_with_its_own_drafter(embedded):
     sampling = SamplingParams(max_tokens=120, stop_token_ids=tokenizer.eos_ids)
     requests = [Request(i, tuple(tokenizer.encode_prompt(task.sample(i // 4).prompt)), sampling) for i in range(32)]
     plain = plainly(model, requests)
-    drafters = [load_drafter(embedded / "drafter", model), SuffixDrafter(32, 1280)]
+    drafters = [EagleDrafter(load_drafter(embedded / "drafter", model)), SuffixDrafter(32, 1280)]
     engine = RolloutEngine(model, EngineSettings(max_batch=32), None, drafters)
     dice = random.Random(6)
     engine.choose = lambda n: dice.choice(engine.strategies[1:])

@@ -24,7 +24,7 @@ from paceline.draft.ladder import batch_ladder, bucket
 from paceline.draft.strategy import PLAIN, Strategy
 from paceline.draft.tuner_state import renamed
 
-MARGIN = 0.9  # a drafted strategy's speed is multiplied by this: sequences drift apart and the slowest is waited for
+MARGIN = 0.85  # a drafted strategy's speed is multiplied by this: sequences drift apart and the slowest is waited for
 KEPT = 9  # durations of which the median is a cost: enough to outvote a few slow rounds, few enough to follow context
 HORIZON = 32  # rounds in which a catch-up must pay, and after which a duration is old and a first trial due
 
@@ -86,7 +86,7 @@ class Trials:
     due: int = 0
     """The round from which on it may."""
     wait: int = HORIZON
-    """Rounds from that trial to the one after; doubles with every trial until the family is the best somewhere."""
+    """Rounds from that trial to the one after; doubles with every trial until one makes the family the best."""
 
 
 class Tuner:
@@ -103,7 +103,8 @@ class Tuner:
         self._acceptance = {s.family: Acceptance() for s in self.strategies}
         self._catch_up_s: dict[str, deque[float]] = {}  # by drafter: seconds for each row of a sequence
         self._trials = {s.family: Trials() for s in self.strategies}
-        self._best: dict[int, Strategy] = {}
+        self._tried: str | None = None  # family whose trial was observed since the last decision
+        self._best = PLAIN  # of the last decision
 
     def choose(self, context: BatchContext) -> Choice:
         """The strategy of the next round. The outcomes of earlier rounds may be observed later."""
@@ -117,9 +118,10 @@ class Tuner:
             return Choice(PLAIN)
         speeds = {s: self._speed(size, s, context) for s in self.strategies if s.fits(context.batch)}
         best = max(speeds, key=speeds.__getitem__)
-        if self._best.get(size) != best:
-            self._best[size] = best
+        if best.family == self._tried != self._best.family:
             self._trials[best.family].wait = HORIZON
+        self._tried = None
+        self._best = best
         tried = self._due(speeds, best)
         return Choice(best) if tried is None else Choice(tried, trial=True)
 
@@ -181,6 +183,7 @@ class Tuner:
         self.total_s += outcome.seconds
         if outcome.choice.trial:
             self.explored_s += outcome.seconds
+            self._tried = strategy.family
         if outcome.accepted is not None:
             self._acceptance[strategy.family].observe(self.round, strategy.depth, outcome.accepted)
         size = bucket(self._ladder, outcome.batch)
@@ -214,6 +217,7 @@ class Tuner:
             ],
             "catch_up_s": {drafter: list(seconds) for drafter, seconds in self._catch_up_s.items()},
             "acceptance": {family: asdict(a) for family, a in self._acceptance.items()},
+            "trials": {family: asdict(t) for family, t in self._trials.items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -230,6 +234,9 @@ class Tuner:
         for family, entry in state["acceptance"].items():
             if family in self._acceptance:
                 self._acceptance[family] = Acceptance(**renamed(entry))
+        for family, entry in state.get("trials", {}).items():
+            if family in self._trials:
+                self._trials[family] = Trials(**entry)
 
 
 def _work(strategy: Strategy) -> int:

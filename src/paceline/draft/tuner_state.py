@@ -56,6 +56,12 @@ class AcceptanceState(TypedDict):
     round: Count
 
 
+class TrialsState(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    due: Count
+    wait: Count
+
+
 def _as_long(state: AcceptanceState) -> AcceptanceState:
     """All lists are by depth."""
     lengths = {len(column) for column in state.values() if isinstance(column, list)}
@@ -72,3 +78,4 @@ class TunerState(TypedDict):
     costs: list[CostState]
     catch_up_s: NotRequired[dict[str, Durations]]
     acceptance: dict[str, Annotated[AcceptanceState, BeforeValidator(renamed), AfterValidator(_as_long)]]
+    trials: NotRequired[dict[str, TrialsState]]

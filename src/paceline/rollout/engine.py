@@ -193,10 +193,10 @@ class RolloutEngine:
 
     def _admit(self, admission: Admission, started: float) -> list[Completion]:
         first = len(self.scheduler.running) - len(admission.sequences)
+        prompt_tokens = sum(len(f.tokens) for f in admission.fills)  # before the sequences grow
         sampled = self._prefill(admission, first)
         done = self.outputs.append_first(first, sampled)
         self.rounds.last_read = time.perf_counter()
-        prompt_tokens = sum(len(f.tokens) for f in admission.fills)
         self.recorder.prefill(started, self.rounds.last_read - started, len(admission.sequences), prompt_tokens)
         return done
 
