@@ -30,11 +30,10 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from paceline.core import Filters
-from paceline.draft.eagle.drafting import EagleDrafting
-from paceline.draft.eagle.features import FeatureRing
+from paceline.draft.eagle.drafter import EagleDrafter
 from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.draft.eagle.vocabulary import guessable
-from paceline.draft.strategy import NEURAL, default_strategies
+from paceline.draft.registry import default_strategies
 from paceline.kernels import device, fused, gumbel_argmax_triton, paged_attention_triton
 from paceline.kernels.hopper import matmul
 from paceline.model import Decoder
@@ -123,27 +122,28 @@ def make_runner(geometry: str, max_batch: int) -> ModelRunner:
         drafter = EagleModel(model, DrafterShape(config.intermediate_size, WINDOW), vocab)
         drafter = drafter.to(torch.bfloat16).requires_grad_(False)
     page = default_page_size(torch.device("cuda"), max_batch)
-    rows = Rows(max_batch, -(-LONGEST // page), META, apart=True)
-    ring = FeatureRing(max_batch, WINDOW, 3 * config.hidden_size, torch.bfloat16, META)
-    neural = EagleDrafting(drafter, rows, ring, default_strategies([NEURAL]))
-    return ModelRunner(model, PagePool(config, 64, page, torch.bfloat16, META), rows, None, ring, neural)
+    rows = Rows(max_batch, -(-LONGEST // page), META, apart=True, num_drafters=1)
+    eagle = EagleDrafter(drafter)
+    eagle.bind(rows, 0, default_strategies([eagle.name]))
+    return ModelRunner(model, PagePool(config, 64, page, torch.bfloat16, META), rows, None, [eagle])
 
 
 def walk(runner: ModelRunner, names: list[str]) -> None:
     """All passes that graphs are captured of."""
-    assert runner.neural is not None
+    (eagle,) = runner.drafters
+    assert isinstance(eagle, EagleDrafter)
     for batch in runner.ladder:
-        runner._decode(batch, Filters.NONE, -1)
-        runner.neural.catch_up(batch, runner.neural.entries(batch))
+        runner._decode(batch, Filters.NONE, None)
+        eagle.extend_cache(batch, eagle.entries(batch))
         for strategy in [s for s in default_strategies(names)[1:] if s.fits(batch)]:
-            if strategy.drafter == NEURAL:
-                runner._propose(batch, strategy)
-            runner._verify(batch, Filters.NONE, strategy.nodes, strategy.depth, strategy.chain)
+            if strategy.drafter == eagle.name:
+                runner._propose(batch, eagle, strategy)
+            runner._verify(batch, Filters.NONE, strategy)
 
 
 def measure(geometry: str, max_batch: int, compiles: bool) -> dict[str, Any]:
     with recording() as seen, torch.inference_mode():
-        walk(make_runner(geometry, max_batch), ["suffix", NEURAL])
+        walk(make_runner(geometry, max_batch), ["suffix", EagleDrafter.name])
     counts = Counter(v.kernel for v in seen)
     seconds: dict[str, float] = defaultdict(float)
     if compiles:

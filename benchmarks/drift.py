@@ -42,8 +42,9 @@ import torch
 
 from paceline.config import Config, load_config
 from paceline.core import Request, SamplingParams
-from paceline.draft.eagle.model import EagleModel, load_drafter, new_drafter
-from paceline.draft.eagle.vocabulary import choose_tokens
+from paceline.draft.eagle.drafter import EagleDrafter
+from paceline.draft.eagle.model import EagleModel, load_drafter
+from paceline.draft.registry import make_network
 from paceline.draft.strategy import Strategy
 from paceline.errors import Stopped, UserError
 from paceline.loop import train
@@ -53,7 +54,7 @@ from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.observe.live import LiveView
 from paceline.observe.metrics import read_lines
 from paceline.rollout import EngineSettings, RolloutEngine
-from paceline.setup.build import DRAFTER, NEW_WINDOW, choose_device, find_drafter
+from paceline.setup.build import DRAFTER, choose_device, find_drafter
 from paceline.tasks import make_task
 from paceline.tasks.tasks import choose_style
 
@@ -186,7 +187,9 @@ def probe_arm(args: argparse.Namespace, name: str, as_begun: bool = False) -> Pr
     tokenizer = load_tokenizer(args.model)
     drafter = first_drafter(config, policy)
     strategy = Strategy.parse(args.probe)
-    engine = RolloutEngine(policy, EngineSettings(max_batch=args.probe_prompts), None, [drafter], [strategy])
+    engine = RolloutEngine(
+        policy, EngineSettings(max_batch=args.probe_prompts), None, [EagleDrafter(drafter)], [strategy]
+    )
     engine.choose = lambda _: strategy
     requests = probe_requests(config, policy, tokenizer, args.probe_prompts)
     results = {0: ask(engine, requests)}
@@ -202,7 +205,7 @@ def probe_arm(args: argparse.Namespace, name: str, as_begun: bool = False) -> Pr
 
 def first_drafter(config: Config, policy: Decoder) -> EagleModel:
     if config.speculation.drafter == "new":
-        return new_drafter(policy, NEW_WINDOW, config.seed, choose_tokens(policy))
+        return make_network(policy, None, config.seed)
     folder = find_drafter(config.speculation.drafter, config.model.path)
     if folder is None:
         raise UserError(f"there is no drafter beside {config.model.path}")

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.core import Filters, Request, SamplingParams, Sequence
-from paceline.draft.base import Draft
+from paceline.core import Request, SamplingParams, Sequence
+from paceline.draft.base import BaseDrafter, Draft
 from paceline.draft.strategy import PLAIN, Strategy
 from paceline.draft.suffix.drafter import SuffixDrafter
 from paceline.kernels.hopper import matmul
@@ -24,6 +24,7 @@ from paceline.model import Decoder, DecoderConfig
 from paceline.model.decoder import as_dtype
 from paceline.rollout import EngineSettings, RolloutEngine
 from paceline.rollout.graphs import GraphPool
+from paceline.rollout.runner import PassRows
 
 #            layers hidden heads kv   ff   vocab   tied
 GEOMETRY = {
@@ -33,7 +34,7 @@ GEOMETRY = {
     "100m": (12, 768, 12, 4, 3072, 512, False),
     "tiny": (7, 64, 4, 2, 128, 512, False),
 }  # fmt: skip
-ROOM = 64  # places behind the context that a round may write to
+ROOM = 64  # slots behind the context that a round may write to
 
 
 def config_of(name: str, longest: int) -> DecoderConfig:
@@ -135,8 +136,8 @@ class Bench:
         settings = EngineSettings(max_batch=batch, max_length=longest, pages=pages)
         # An engine refuses strategies whose drafter it has not.
         self.engine = RolloutEngine(model, settings, None, [*drafters, SuffixDrafter(1, 64)], strategies)
-        if self.engine.graphs is not None:
-            self.engine.graphs = self.engine.runner.graphs = TimedGraphs(clock)
+        if self.engine.runner.graphs is not None:
+            self.engine.runner.graphs = TimedGraphs(clock)
         for part in (self.engine.pool.k, self.engine.pool.v):
             part.normal_()
         self.sequences: list[Sequence] = []
@@ -157,36 +158,49 @@ class Bench:
             self.sequences.append(seq)
 
     def decode(self, batch: int) -> Callable[[], Any]:
-        return lambda: self.engine.runner.decode(batch, Filters.NONE, batch=-1).read()
+        return lambda: self.engine.runner.decode(PassRows(batch)).read()
 
     def verify(self, batch: int, strategy: Strategy) -> Callable[[], Any]:
-        """Guesses that do not hold: what a pass costs does not depend on that."""
-        draft = Draft.empty(batch, strategy.nodes)
-        draft.tokens[:] = 1
-        if not strategy.chain:
-            draft.parents[:] = np.maximum(np.arange(strategy.nodes) - strategy.width + 1, 0)
+        """Draft tokens that are not accepted: what a pass costs does not depend on that."""
+        drafter = FixedDrafter(batch, strategy)
 
         def work() -> None:
-            self.engine.runner.hand_in(draft)
-            self.engine.runner.verify(batch, Filters.NONE, strategy).read()
+            self.engine.runner.propose(PassRows(batch), drafter, strategy)
+            self.engine.runner.verify(PassRows(batch), strategy).read()
 
         return work
 
     def draft(self, batch: int, strategy: Strategy) -> Callable[[], Any]:
-        rows = self.engine.rows
+        rows, drafter = self.engine.rows, self.engine.drafters[strategy.drafter]
+        cached, _ = rows.drafter_columns(0)
 
         def work() -> None:
-            rows.drafted[:batch] = rows.context[:batch] - 2  # two guesses held, then the policy wrote one
-            self.engine.runner.propose(batch, strategy)
+            cached[:batch] = rows.context[:batch] - 2  # two draft tokens were accepted, and there was a bonus token
+            self.engine.runner.propose(PassRows(batch), drafter, strategy)
 
         return work
 
     def end_draft(self, batch: int, strategy: Strategy) -> None:
-        """A round ends with a check, which takes along what the guesses left."""
-        self.engine.runner.verify(batch, Filters.NONE, strategy).read()
+        """A round ends with a pass that verifies, which takes along the noise of the draft."""
+        self.engine.runner.verify(PassRows(batch), strategy).read()
 
     def time(self, *works: Callable[[], Any]) -> list[tuple[float, float]]:
         return self.clock.measure(*works)
+
+
+class FixedDrafter(BaseDrafter):
+    """The same draft each time."""
+
+    name = "fixed"
+
+    def __init__(self, batch: int, strategy: Strategy):
+        self.draft = Draft.empty(batch, strategy.nodes)
+        self.draft.tokens[:] = 1
+        if not strategy.chain:
+            self.draft.parents[:] = np.maximum(np.arange(strategy.nodes) - strategy.width + 1, 0)
+
+    def propose(self, sequences: Any, strategy: Strategy) -> Draft:
+        return self.draft
 
 
 def chain(tokens: int) -> Strategy:

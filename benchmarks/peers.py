@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.drafter import EagleDrafter
 from paceline.draft.eagle.model import load_drafter
 from paceline.draft.suffix.drafter import SuffixDrafter
 from paceline.model import load_model
@@ -98,7 +99,7 @@ def run_ours(args: argparse.Namespace, prompts: Prompts, device: torch.device) -
     drafters: list[Any] = [SuffixDrafter(len(prompts), longest)]
     folder = find_drafter("auto", args.model)
     if folder is not None:
-        drafters.append(load_drafter(folder, model))
+        drafters.append(EagleDrafter(load_drafter(folder, model)))
     engines = {"plain": RolloutEngine(model, settings), "adaptive": RolloutEngine(model, settings, None, drafters)}
     free = SamplingParams(max_tokens=args.max_tokens, stop_token_ids=eos)
     done = engines["plain"].run([Request(i, prompt, free) for i, prompt in enumerate(prompts)])

@@ -1,12 +1,13 @@
-"""What the tuner makes of rollouts with a long tail, played with measured costs and without a GPU.
+"""The tuner against the best in hindsight: simulated rollouts with measured costs, without a GPU.
 
-    python benchmarks/play_tuner.py --costs benchmarks/results/roofline-7b-wide-h200.txt --capture-ms 160
+    python benchmarks/play_tuner.py --costs benchmarks/results/roofline-7b-wide-h200.txt
 
-A round takes what roofline.py has measured for its batch size and strategy, a capture more when both meet for the first
-time, and passes of a drafter that did not run for a while more. Guesses hold by chance, for some texts more often than
-for others (--spread), and less often at the beginning of a text. Each step's answers are written plainly, by the tuner,
-and by one that knows all costs and chances and needs neither captures nor to catch up; the first step is left out, as
-in rl_step.py, and so is it in the table by how many texts ran at once. The last line is JSON.
+A round takes what roofline.py has measured for its batch size and strategy; keeping a drafter ready, switching drafters
+and the passes of a drafter that did not run for a while come on top. Draft tokens are accepted at random: more often in
+some sequences than in others (normal with the case's `spread`), and less often at the beginning of a sequence. Every
+step's sequences are decoded plainly, by the tuner, and by policies that know all costs and acceptance probabilities and
+pay for neither switches nor catch-up passes; the fastest of those over a whole case is the best in hindsight. The first
+step, in which the tuner knows nothing, is left out. Means over --seeds; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -17,33 +18,71 @@ import json
 import math
 import random
 from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from paceline.draft.eagle.drafting import entries_at_once, entries_in_reach
-from paceline.draft.eagle.vocabulary import GUESSABLE
-from paceline.draft.pace import Pace, rates
-from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
-from paceline.draft.tuner import Prospect, Tuner, sizes
+import numpy as np
+from numpy.typing import NDArray
 
-MOST, LONGEST = 128, 4096
-GUESSES, CONTEXT = 6, 2048  # of the rounds of guesses that roofline.py measures, and of all its passes but one
+from paceline.draft.eagle.drafter import EagleDrafter, entries_at_once, entries_in_reach
+from paceline.draft.eagle.vocabulary import GUESSABLE
+from paceline.draft.ladder import batch_ladder, bucket
+from paceline.draft.registry import default_strategies
+from paceline.draft.strategy import PLAIN, Strategy
+from paceline.draft.tuner import BatchContext, RoundOutcome, Tuner
+
+MAX_BATCH = 128
+MAX_TOKENS = 4096
+DRAFT_TOKENS, CONTEXT = 6, 2048  # of the rounds that roofline.py measures, and of all its passes but one
 LONG_BATCH = 8  # of that one, whose context is longer
-TREE = 1.4  # times a chain's guess: what a level of a tree took in speculate-7b-h200.txt
-HOST_MS = 0.1  # of guesses from suffixes
-HOLDS = {"suffix": 0.45, "neural": 0.87, "neural x3": 0.92, "neural x4": 0.935}  # as often as in that file
+TREE = 1.4  # cost of drafting a level of a tree over one of a chain, as in speculate-7b-h200.txt
+HOST_MS = 0.1  # of drafting from suffixes
+NEURAL = EagleDrafter.name
+ACCEPT = {"suffix": 0.45, "neural": 0.87, "neural x3": 0.92, "neural x4": 0.935}  # acceptance per level in that file
 DEEPER = 0.005  # less for every level
-EARLY, EARLY_LESS = 150, 0.1  # tokens at the beginning of a text, and how much less often guesses hold there
+EARLY, EARLY_LESS = 150, 0.1  # tokens at the beginning of a sequence, and how much lower acceptance is there
 STEP, WINDOW = 11, 256  # of a drafter that catches up: entries that a round leaves behind, and that it looks back on
-PASS_S, ROW_S = 2e-3, 1.3e-6  # what one takes: waiting for the host, and computing
-SWITCH_S = 5e-4  # of a round that another drafter's had to land before
+PASS_S, ROW_S = 2e-3, 1.3e-6  # cost of a catch-up pass: waiting for the host, and computing each row
+SWITCH_S = 5e-4  # cost of a round whose drafter is another one than the last round's
 KEEPING = 1.007  # times a plain round: what keeping a drafter ready takes
+NOISE = (0.98, 1.05)  # a round takes its cost times a uniform draw from this range
+DECIDE_EVERY = 4  # rounds for which an informed policy keeps its decision
+LADDER = batch_ladder(MAX_BATCH)
+STRATEGIES = default_strategies(["suffix", NEURAL])
 
 Curve = list[tuple[float, float]]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Case:
+    accept: float = ACCEPT[NEURAL]
+    """Acceptance of the first draft token of a neural chain; that of other drafters shifts by as much."""
+    spread: float = 0.15
+    """Standard deviation of acceptance between sequences."""
+    flat: int | None = None
+    """All completions have this length; otherwise a long tail."""
+    context: int = CONTEXT
+    """Mean context that rounds are made with."""
+    bad_steps: tuple[int, int] = (0, 0)
+    """From the first of these steps up to the second the neural drafter's acceptance is 0.6 lower."""
+
+
+CASES = {
+    "tail": Case(),
+    "tail-alike": Case(spread=0.0),
+    "tail-mixed": Case(spread=0.4),
+    "tail-weak": Case(accept=0.72),
+    "tail-strong": Case(accept=0.93),
+    "tail-drift": Case(bad_steps=(4, 8)),
+    "flat": Case(flat=384, context=250),
+    "flat-mixed": Case(flat=384, context=250, spread=0.4),
+    "flat-weak": Case(flat=384, context=250, accept=0.72),
+    "flat-strong": Case(flat=384, context=250, accept=0.93),
+}
 
 
 def between(curve: Curve, x: float) -> float:
@@ -57,18 +96,20 @@ def between(curve: Curve, x: float) -> float:
     return low + (high - low) * math.log(x / a) / math.log(b / a)
 
 
-@dataclass
 class Machine:
-    """Milliseconds of passes: plain by batch, checks by tokens, guesses by batch; less for each text by so many."""
+    """Seconds of rounds, from milliseconds of passes: plain ones by batch size, verification by tokens, drafting by
+    batch size; `less` is what each sequence saves because its context is shorter than the measured one."""
 
-    plain: Curve
-    checks: Curve
-    guess: Curve
-    less: float = 0.0
+    def __init__(self, plain: Curve, verify: Curve, draft: Curve, less: float = 0.0):
+        self.plain = plain
+        self.verify = verify
+        self.draft = draft
+        self.less = less
+        self.seconds = functools.cache(self._seconds)
 
     @classmethod
     def of(cls, rows: list[dict[str, Any]], context: int = CONTEXT) -> Machine:
-        """From what roofline.py printed, for texts of about this length."""
+        """From what roofline.py printed, for sequences of about this length."""
         less = 0.0
         if context != CONTEXT:
             ends = sorted((r["context"], r["ms"]) for r in rows if r["pass"] == "decode" and r["batch"] == LONG_BATCH)
@@ -76,39 +117,31 @@ class Machine:
             less = (CONTEXT - context) * (high - low) / (long - short) / LONG_BATCH
         rows = [r for r in rows if r["context"] == CONTEXT]
         plain = sorted((r["batch"], r["ms"]) for r in rows if r["pass"] == "decode")
-        checks: dict[int, list[float]] = {}
+        verify: dict[int, list[float]] = {}
         for r in rows:
             name = r["pass"].split()
             if name[0] == "verify" and name[-1] == "tokens":
-                checks.setdefault(r["batch"] * int(name[1]), []).append(r["ms"])
-        drafts = [r for r in rows if r["pass"].startswith(f"draft {GUESSES}, {GUESSABLE}, ")]
-        guess = sorted((r["batch"], r["ms"] / GUESSES) for r in drafts)
-        return cls(plain, sorted((tokens, fmean(ms)) for tokens, ms in checks.items()), guess, less)
+                verify.setdefault(r["batch"] * int(name[1]), []).append(r["ms"])
+        drafts = [r for r in rows if r["pass"].startswith(f"draft {DRAFT_TOKENS}, {GUESSABLE}, ")]
+        draft = sorted((r["batch"], r["ms"] / DRAFT_TOKENS) for r in drafts)
+        return cls(plain, sorted((tokens, fmean(ms)) for tokens, ms in verify.items()), draft, less)
 
-    def seconds(self, batch: int, s: Strategy) -> float:
+    def _seconds(self, batch: int, s: Strategy) -> float:
         plain = between(self.plain, batch)
         if s.plain:
             return (plain - batch * self.less) / 1e3
-        draft = HOST_MS if s.drafter != NEURAL else s.depth * between(self.guess, batch) * (1 if s.chain else TREE)
-        return (max(plain, between(self.checks, batch * s.places)) + draft - batch * self.less) / 1e3
+        draft = HOST_MS if s.drafter != NEURAL else s.depth * between(self.draft, batch) * (1 if s.chain else TREE)
+        return (max(plain, between(self.verify, batch * s.num_verified)) + draft - batch * self.less) / 1e3
 
 
 @functools.cache
-def holds(s: Strategy, level: int, ease: float = 0.0) -> float:
-    often = HOLDS[s.drafter if s.chain or s.drafter != NEURAL else f"{NEURAL} x{s.width}"]
-    return min(0.99, max(0.0, often - DEEPER * level + ease))
+def acceptance(s: Strategy) -> Floats:
+    """Probability by level that a draft token is accepted if those above it were, in a sequence of mean ease."""
+    first = ACCEPT[s.drafter if s.chain or s.drafter != NEURAL else f"{NEURAL} x{s.width}"] if not s.plain else 0.0
+    return first - DEEPER * np.arange(s.depth)
 
 
-@functools.cache
-def tokens(s: Strategy, ease: float) -> float:
-    total = alive = 1.0
-    for level in range(s.depth):
-        alive *= holds(s, level, ease)
-        total += alive
-    return total
-
-
-def lengths(dice: random.Random, flat: int | None = None, prompts: int = 16, samples: int = 8) -> list[int]:
+def lengths(dice: random.Random, flat: int | None, prompts: int = 16, samples: int = 8) -> list[int]:
     """All `flat`, or like those of `task.difficulty=tail`: of 16 problems 14 are quick, one is hard and one hardly ever
     solved."""
     if flat:
@@ -116,178 +149,193 @@ def lengths(dice: random.Random, flat: int | None = None, prompts: int = 16, sam
     found = []
     for _ in range(prompts):
         middle, spread = dice.choices([(85, 0.7), (600, 0.8), (3500, 0.6)], [14, 1, 1])[0]
-        found += [min(LONGEST, max(8, int(middle * math.exp(dice.gauss(0, spread))))) for _ in range(samples)]
+        found += [min(MAX_TOKENS, max(8, int(middle * math.exp(dice.gauss(0, spread))))) for _ in range(samples)]
     return found
 
 
-@dataclass
-class Text:
-    left: int
-    ease: float  # how much more often guesses hold than for others
-    written: int = 0
-    lag: int = 1  # tokens that the neural drafter has not seen
-    pace: Pace = field(default_factory=Pace)
+class Batch:
+    """The sequences that still run, by row."""
+
+    def __init__(self, lengths: list[int], ease: list[float], neural: float):
+        self.left = np.array(lengths)
+        self.ease = np.array(ease)  # how much higher acceptance is than in others
+        self.neural = neural  # how much higher it is for the neural drafter at present
+        self.written = np.zeros_like(self.left)
+        self.lag = np.ones_like(self.left)  # tokens that the neural drafter has not seen
+
+    def __len__(self) -> int:
+        return len(self.left)
 
     @property
-    def chance(self) -> float:
-        return round(self.ease - EARLY_LESS * (self.written < EARLY), 2)
+    def size(self) -> int:
+        return bucket(LADDER, len(self))
 
-    def write(self, count: int, s: Strategy) -> None:
-        self.left, self.written = self.left - count, self.written + count
-        self.lag = count + (0 if s.drafter == NEURAL else self.lag)
-        if not s.plain:
-            self.pace.add(count - 1, s.depth)
+    def probabilities(self, s: Strategy) -> Floats:
+        """Of acceptance, by sequence and level."""
+        ease = self.ease - EARLY_LESS * (self.written < EARLY) + (self.neural if s.drafter == NEURAL else 0.0)
+        return np.clip(acceptance(s) + ease[:, None], 0.0, 0.99)
+
+    def expected(self, s: Strategy) -> Floats:
+        """Accept length of each sequence."""
+        return 1.0 + np.cumprod(self.probabilities(s), 1).sum(1)
+
+    def draw(self, s: Strategy, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Accepted draft tokens of each sequence."""
+        if s.plain:
+            return np.zeros_like(self.left)
+        accepted = rng.random((len(self), s.depth)) < self.probabilities(s)
+        found: NDArray[np.int64] = np.logical_and.accumulate(accepted, 1).sum(1)
+        return found
+
+    def write(self, counts: NDArray[np.int64], s: Strategy) -> None:
+        self.left = self.left - counts
+        self.written = self.written + counts
+        self.lag = counts if s.drafter == NEURAL else self.lag + counts
+        if self.left.min() <= 0:
+            alive = self.left > 0
+            for name in ("left", "ease", "written", "lag"):
+                setattr(self, name, getattr(self, name)[alive])
+
+    def catch_up_rows(self) -> int:
+        """Rows of the passes that the neural drafter has to make first, as `rollout.runner` counts them."""
+        reach = entries_in_reach(len(self), WINDOW, on_gpu=True)
+        missing, most = min(reach, int(self.lag.max())), entries_at_once(self.size, STEP, WINDOW)
+        return self.size * most * -(-max(0, missing - STEP) // most)
 
 
-@dataclass
-class Play:
-    machine: Machine
-    capture_s: float
-    dice: random.Random
-    longest: int = LONGEST
-    captured: set[tuple[Any, ...]] = field(default_factory=set)
-    capturing_s: float = 0.0
-    texts: list[Text] = field(default_factory=list)
-    by_texts: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+def plain_s(machine: Machine, lengths: list[int]) -> float:
+    """Seconds of plain decoding."""
+    running = len(lengths) - np.searchsorted(np.sort(lengths), np.arange(max(lengths)), side="right")
+    sizes, rounds = np.unique(running, return_counts=True)
+    seconds = sum(n * machine.seconds(bucket(LADDER, int(b)), PLAIN) for b, n in zip(sizes, rounds, strict=True))
+    return float(seconds) * fmean(NOISE)
 
-    def rollout(self, texts: list[Text], choose: Callable[[int], Strategy], tuner: Tuner | None = None) -> float:
-        """Seconds until all answers are written; captures and catching up are for those who have a tuner."""
-        total, last, self.texts = 0.0, PLAIN, texts
-        while self.texts:
-            batch, size = len(self.texts), self._size()
-            s = choose(batch)
-            exploring = tuner is not None and tuner.exploring
-            accepted = [self._accepted(s, text.chance) for text in self.texts]
-            seconds = self.machine.seconds(size, s) * self.dice.uniform(0.98, 1.05)
-            if tuner is not None:
-                seconds = seconds * (KEEPING if s.plain else 1.0) + SWITCH_S * (s.drafter != last.drafter)
-                last = s
-                capture_s, rows = self._capture(size, s), self._missed() if s.drafter == NEURAL else 0
-                seconds += capture_s + self._catching_up(rows, size)
-                warm, made_up = not (capture_s or rows), 0 if capture_s else rows
-                tuner.observe(batch, s, seconds, None if s.plain else accepted, warm, made_up, exploring)
-                self.by_texts[1 << (batch - 1).bit_length()][s.drafter] += seconds
-            total += seconds
-            for text, held in zip(self.texts, accepted, strict=True):
-                text.write(1 + held, s)
-            if tuner is not None:
-                tuner.ended(text.written for text in self.texts if text.left <= 0)
-            self.texts = [text for text in self.texts if text.left > 0]
-        return total
 
-    def prospect(self) -> Prospect:
-        if not self.texts:
-            return Prospect()
-        left = fmean(self.longest - text.written for text in self.texts)
-        return Prospect(left, {NEURAL: self._missed()}, rates([text.pace for text in self.texts]))
+def informed_s(machine: Machine, batch: Batch, score: Callable[[Floats], float], rng: np.random.Generator) -> float:
+    """Seconds of a policy that takes the strategy with the highest `score` of its tokens per second by sequence."""
+    total, rounds, chosen = 0.0, 0, PLAIN
+    while len(batch):
+        if rounds % DECIDE_EVERY == 0:
+            fitting = [s for s in STRATEGIES if s.fits(len(batch))]
+            scored = [score(batch.expected(s)) / machine.seconds(batch.size, s) for s in fitting]
+            chosen = fitting[int(np.argmax(scored))]
+        rounds += 1
+        total += machine.seconds(batch.size, chosen)
+        batch.write(1 + batch.draw(chosen, rng), chosen)
+    return total * fmean(NOISE)
 
-    def knows(self, strategies: list[Strategy]) -> Strategy:
-        """The best one for the texts that run."""
-        size, chances = self._size(), Counter(text.chance for text in self.texts)
-        fitting = [s for s in strategies if s.fits(len(self.texts))]
-        expected = lambda s: sum(n * tokens(s, chance) for chance, n in chances.items())  # noqa: E731
-        return max(fitting, key=lambda s: expected(s) / self.machine.seconds(size, s))
 
-    def _size(self) -> int:
-        ladder = sizes(MOST)
-        return ladder[bisect_left(ladder, len(self.texts))]
+def _discounted(tokens: Floats) -> float:
+    """A lead of less than a quarter over plain decoding is not taken."""
+    mean = float(tokens.mean())
+    return 1.0 if mean == 1.0 else 0.8 * mean
 
-    def _accepted(self, s: Strategy, ease: float) -> int:
-        level = 0
-        while level < s.depth and self.dice.random() < holds(s, level, ease):
-            level += 1
-        return level
 
-    def _capture(self, size: int, s: Strategy) -> float:
-        """As the runner does it: a graph to guess with, and one to check with whoever guessed."""
-        keys: set[tuple[Any, ...]] = {("check", size, s.nodes, s.depth, s.chain)}
-        if s.drafter == NEURAL:
-            keys.add(("guess", size, s))
-        seconds = len(keys - self.captured) * self.capture_s
-        self.captured |= keys
-        self.capturing_s += seconds
-        return seconds
+def _slowest(tokens: Floats) -> float:
+    """Of the eighth of the sequences with the lowest acceptance."""
+    count = len(tokens) // 8 + 1
+    return float(np.partition(tokens, count - 1)[:count].mean())
 
-    def _missed(self) -> int:
-        """Rows of the passes that the drafter has to make first, as `rollout.runner` counts them."""
-        size, reach = self._size(), entries_in_reach(len(self.texts), WINDOW, on_gpu=True)
-        missing, most = min(reach, max(text.lag for text in self.texts)), entries_at_once(size, STEP, WINDOW)
-        return size * most * -(-max(0, missing - STEP) // most)
 
-    def _catching_up(self, rows: int, size: int) -> float:
+INFORMED: dict[str, Callable[[Floats], float]] = {
+    "throughput": lambda tokens: float(tokens.mean()),
+    "discounted": _discounted,
+    "stragglers": _slowest,
+}
+
+
+def tuned_s(machine: Machine, batch: Batch, tuner: Tuner, max_tokens: int, rng: np.random.Generator) -> float:
+    total, last = 0.0, PLAIN
+    while len(batch):
+        count, size, rows = len(batch), batch.size, batch.catch_up_rows()
+        choice = tuner.choose(BatchContext(count, float((max_tokens - batch.written).mean()), {NEURAL: rows}))
+        s = choice.strategy
+        seconds = machine.seconds(size, s) * rng.uniform(*NOISE) * (KEEPING if s.plain else 1.0)
+        seconds += SWITCH_S * (s.drafter != last.drafter)
+        rows = rows if s.drafter == NEURAL else 0
         passes = rows / (size * entries_at_once(size, STEP, WINDOW))
-        return passes * PASS_S * self.dice.uniform(0.9, 1.3) + rows * ROW_S
+        seconds += passes * PASS_S * rng.uniform(0.9, 1.3) + rows * ROW_S
+        accepted = batch.draw(s, rng)
+        told = None if s.plain else accepted.tolist()
+        tuner.observe(RoundOutcome(choice, count, seconds, told, catch_up_rows=rows))
+        batch.write(1 + accepted, s)
+        total += seconds
+        last = s
+    return total
 
 
-def play(machine: Machine, capture_s: float, args: argparse.Namespace, seed: int) -> dict[str, Any]:
-    strategies = default_strategies(["suffix", NEURAL])
-    game = Play(machine, capture_s, random.Random(seed), args.flat or LONGEST)
-    tuner = Tuner(strategies, MOST, args.explore, game.prospect)
-    rows: list[dict[str, float]] = []
-    for step in range(args.steps + 1):
-        dice, before = random.Random(f"{seed} {step}"), game.capturing_s
-        ease = args.holds - HOLDS[NEURAL]
-        drawn = [(n, ease + dice.gauss(0.0, args.spread)) for n in lengths(dice, args.flat)]
-        texts = lambda drawn=drawn: [Text(*one) for one in drawn]  # noqa: E731
-        row = {"plain_s": game.rollout(texts(), lambda _: PLAIN)}
-        row["adaptive_s"] = game.rollout(texts(), tuner.choose, tuner)
-        row["best_s"] = game.rollout(texts(), lambda _: game.knows(strategies))
-        rows.append(row | {"capturing_s": game.capturing_s - before})
+def steps_of(case: Case, seed: int, steps: int) -> list[tuple[list[int], list[float], float]]:
+    """By step: lengths, ease, and how much higher the neural drafter's acceptance is."""
+    found = []
+    for step in range(steps + 1):
+        dice = random.Random(f"{seed} {step}")
+        drawn = lengths(dice, case.flat)
+        ease = [case.accept - ACCEPT[NEURAL] + dice.gauss(0.0, case.spread) for _ in drawn]
+        found.append((drawn, ease, -0.6 if case.bad_steps[0] <= step < case.bad_steps[1] else 0.0))
+    return found
+
+
+def best_s(machine: Machine, case: Case, seed: int, steps: int) -> float:
+    """Seconds of the best in hindsight, without the first step: the fastest informed policy or plain decoding."""
+    played = steps_of(case, seed, steps)[1:]
+    found = [sum(plain_s(machine, drawn) for drawn, _, _ in played)]
+    for score in INFORMED.values():
+        rng = np.random.default_rng([seed, 1])
+        found.append(sum(informed_s(machine, Batch(*one), score, rng) for one in played))
+    return min(found)
+
+
+def play(
+    machine: Machine, case: Case, seed: int, steps: int, explore: float, make: type[Tuner] = Tuner
+) -> dict[str, float]:
+    tuner = make(STRATEGIES, MAX_BATCH, explore)
+    rng = np.random.default_rng([seed, 2])
+    plain: list[float] = []
+    tuned: list[float] = []
+    before = (0.0, 0.0)
+    for step, (drawn, ease, neural) in enumerate(steps_of(case, seed, steps)):
+        plain.append(plain_s(machine, drawn))
+        tuned.append(tuned_s(machine, Batch(drawn, ease, neural), tuner, case.flat or MAX_TOKENS, rng))
         if step == 0:
-            game.by_texts.clear()
-    late = rows[1:]
-    sums = {name: sum(r[name] for r in late) for name in rows[0]}
+            before = (tuner.explored_s, tuner.total_s)
     return {
-        "speedup": sums["plain_s"] / sums["adaptive_s"],
-        "median": median(r["plain_s"] / r["adaptive_s"] for r in late),
-        "of_best": sums["best_s"] / sums["adaptive_s"],
-        "captures": len(game.captured),
-        "capturing_s": sums["capturing_s"] / args.steps,
-        "first_s": rows[0]["capturing_s"],
-        "explored": tuner.explored / tuner.seconds,
-        "by_texts": game.by_texts,
+        "speedup": sum(plain[1:]) / sum(tuned[1:]),
+        "of_best": best_s(machine, case, seed, steps) / sum(tuned[1:]),
+        "median": median(p / t for p, t in zip(plain[1:], tuned[1:], strict=True)),
+        "explored": (tuner.explored_s - before[0]) / (tuner.total_s - before[1]),
     }
 
 
-def plain_shares(played: list[dict[str, Any]], steps: int) -> list[dict[str, float]]:
-    """Of every step, by how many texts ran at once: seconds, and the share of plain decoding."""
-    rows = []
-    for most in sorted({most for p in played for most in p["by_texts"]}):
-        spent = sum((p["by_texts"][most] for p in played), Counter())
-        total = sum(spent.values())
-        row = {"up_to": most, "seconds": total / steps / len(played), "plain": spent[PLAIN.drafter] / total}
-        rows.append({name: round(value, 3) for name, value in row.items()})
-    return rows
+def play_all(
+    costs: Path, names: list[str], seeds: int, steps: int, explore: float, make: type[Tuner] = Tuner
+) -> Iterator[dict[str, Any]]:
+    """A row for every case: means over the seeds."""
+    rows = json.loads(costs.read_text().splitlines()[-1])["rows"]
+    for name in names:
+        machine = Machine.of(rows, CASES[name].context)
+        played = [play(machine, CASES[name], seed, steps, explore, make) for seed in range(seeds)]
+        yield {"case": name} | {key: round(fmean(p[key] for p in played), 4) for key in played[0]}
+
+
+def arguments(about: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--costs", type=Path, required=True, help="what roofline.py printed, with its line of JSON")
+    parser.add_argument("--cases", default=",".join(CASES), help="some of: " + ", ".join(CASES))
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--explore", type=float, default=0.02)
+    parser.add_argument("--seeds", type=int, default=8)
+    return parser
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--costs", type=Path, required=True, help="what roofline.py printed, with its line of JSON")
-    parser.add_argument("--capture-ms", default="0,50,160", help="of one graph")
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--explore", type=float, default=0.02)
-    parser.add_argument("--repeat", type=int, default=4)
-    parser.add_argument("--spread", type=float, default=0.15, help="of how often guesses hold, between texts")
-    parser.add_argument(
-        "--holds", type=float, default=HOLDS[NEURAL], help="how often neural guesses do; others too, by as much"
-    )
-    parser.add_argument("--context", type=int, default=CONTEXT, help="that rounds are made with, on average")
-    parser.add_argument("--flat", type=int, metavar="TOKENS", help="all answers have this length")
-    args = parser.parse_args(argv)
-    machine = Machine.of(json.loads(args.costs.read_text().splitlines()[-1])["rows"], args.context)
-    print("capture   rollouts  of the best  graphs  capturing: first step  later ones  explored")
+    args = arguments(__doc__).parse_args(argv)
+    print("case          times plain  of the best  median step  explored")
     rows = []
-    for ms in [float(x) for x in args.capture_ms.split(",")]:
-        played = [play(machine, ms / 1e3, args, seed) for seed in range(args.repeat)]
-        row = {name: round(fmean(p[name] for p in played), 4) for name in played[0] if name != "by_texts"}
-        rows.append({"capture_ms": ms} | row | {"by_texts": plain_shares(played, args.steps)})
-        captures = f"{row['captures']:>7.0f} {row['first_s']:>20.1f} s {row['capturing_s']:>9.2f} s"
-        print(f"{ms:>4.0f} ms {row['speedup']:>6.2f} times {row['of_best']:>12.0%} {captures} {row['explored']:>9.1%}")
-    print(f"\ntexts     seconds  plain   (captures of {rows[-1]['capture_ms']:.0f} ms)")
-    for one in rows[-1]["by_texts"]:
-        print(f"up to {one['up_to']:<4} {one['seconds']:>5.2f} s  {one['plain']:>5.0%}")
-    settings = {name: value for name, value in vars(args).items() if name not in ("costs", "capture_ms")}
-    result = settings | {"rows": rows}
+    for row in play_all(args.costs, args.cases.split(","), args.seeds, args.steps, args.explore):
+        rows.append(row)
+        speeds = f"{row['speedup']:>11.3f} {row['of_best']:>12.1%} {row['median']:>12.3f}"
+        print(f"{row['case']:<13} {speeds} {row['explored']:>9.1%}", flush=True)
+    result = {"steps": args.steps, "explore": args.explore, "seeds": args.seeds, "rows": rows}
     print(json.dumps(result))
     return result
 

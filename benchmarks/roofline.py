@@ -23,20 +23,23 @@ import numpy as np
 import torch
 
 from limits import copy_bandwidth, parameter_bytes, weights_per_token
-from paceline.core import Filters, Request, Sequence
-from paceline.draft.base import Draft
+from paceline.core import Request, Sequence
+from paceline.draft.eagle.drafter import EagleDrafter
 from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.draft.eagle.vocabulary import GUESSABLE, LARGE, LEAST
-from paceline.draft.strategy import NEURAL, PLAIN, Strategy, default_strategies
+from paceline.draft.registry import default_strategies
+from paceline.draft.strategy import PLAIN, Strategy
 from paceline.draft.suffix.drafter import SuffixDrafter
 from paceline.kernels import device as kernels
 from paceline.kernels.hopper import matmul
 from paceline.model import Decoder
+from paceline.rollout.runner import PassRows
 from passes import (
     GEOMETRY,
     ROOM,
     Bench,
     Clock,
+    FixedDrafter,
     chain,
     config_of,
     make_model,
@@ -129,7 +132,7 @@ def measure_drafts(
             randomize(drafter)
             pages = pages_for(max(batches), args.context)
             drafting = Strategy.parse(f"neural:{DRAFT_DEPTH}")
-            bench = Bench(model, clock, max(batches), args.longest, pages, [drafter], [PLAIN, drafting])
+            bench = Bench(model, clock, max(batches), args.longest, pages, [EagleDrafter(drafter)], [PLAIN, drafting])
             for batch in batches:
                 bench.seat(batch, args.context)
                 one = plain[batch, args.context]
@@ -193,12 +196,11 @@ def profile(bench: Bench, batch: int, context: int, verify: int) -> dict[str, An
     from torch.profiler import ProfilerActivity
 
     bench.seat(batch, context)
-    work = lambda: bench.engine.runner.decode(batch, Filters.NONE, batch=-1).read()  # noqa: E731
+    work = lambda: bench.engine.runner.decode(PassRows(batch)).read()  # noqa: E731
     if verify > 1:
-        draft, strategy = Draft.empty(batch, verify - 1), chain(verify)
-        draft.tokens[:] = 1
-        bench.engine.runner.hand_in(draft)
-        work = lambda: bench.engine.runner.verify(batch, Filters.NONE, strategy).read()  # noqa: E731
+        strategy = chain(verify)
+        bench.engine.runner.propose(PassRows(batch), FixedDrafter(batch, strategy), strategy)
+        work = lambda: bench.engine.runner.verify(PassRows(batch), strategy).read()  # noqa: E731
     work()
     runs = 5
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as traced:
@@ -221,21 +223,21 @@ def profile(bench: Bench, batch: int, context: int, verify: int) -> dict[str, An
 def capture_all(model: Decoder, most: int) -> dict[str, Any]:
     """Every graph that the default strategies can need up to a batch size: seconds and memory."""
     drafter = randomize(EagleModel(model))
-    strategies = default_strategies(["suffix", NEURAL])
+    strategies = default_strategies(["suffix", EagleDrafter.name])
     context = drafter.shape.window + ROOM
     clock = Clock(model.device, 1)
-    bench = Bench(model, clock, most, context + ROOM, pages_for(most, context), [drafter], strategies)
+    bench = Bench(model, clock, most, context + ROOM, pages_for(most, context), [EagleDrafter(drafter)], strategies)
     runner, started = bench.engine.runner, time.perf_counter()
     for batch in runner.ladder:
         bench.seat(batch, context)
         bench.time(bench.decode(batch))
         for strategy in [s for s in strategies[1:] if s.fits(batch)]:
-            if strategy.drafter == NEURAL:
+            if strategy.drafter == EagleDrafter.name:
                 bench.time(bench.draft(batch, strategy))
                 bench.end_draft(batch, strategy)
             else:
                 bench.time(bench.verify(batch, strategy))
-    graphs = bench.engine.graphs
+    graphs = bench.engine.runner.graphs
     seconds = round(time.perf_counter() - started, 1)
     return {"graphs": graphs.captured, "seconds": seconds, "graph_gb": round(graphs.memory_bytes / 1e9, 3)}
 
@@ -255,7 +257,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         pages = max(pages_for(max(args.batch), args.context), pages_for(args.long_batch, args.long))
         bench = Bench(model, clock, max(*args.batch, args.long_batch if args.long else 1), args.longest, pages)
         bench.seat(args.batch[0], args.context)
-        bench.engine.runner.decode(args.batch[0], Filters.NONE, batch=-1).read()
+        bench.engine.runner.decode(PassRows(args.batch[0])).read()
         first = since_start()
         floor = Floor(model, copy_bandwidth(device))
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
@@ -270,8 +272,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         summary |= {"tiles": len(matmul.MATMUL_TILES), "pdl": kernels.pdl}
         summary["first_token_s"] = round(first, 2)
         if device.type == "cuda":
-            summary["graph_gb"] = round(bench.engine.graphs.memory_bytes / 1e9, 3)
-            print(f"\ngraphs     {summary['graph_gb']} GB for {bench.engine.graphs.captured}")
+            summary["graph_gb"] = round(bench.engine.runner.graphs.memory_bytes / 1e9, 3)
+            print(f"\ngraphs     {summary['graph_gb']} GB for {bench.engine.runner.graphs.captured}")
             if args.capture:
                 summary["capture"] = capture_all(model, args.capture)
                 print(f"default strategies up to batch {args.capture}: {summary['capture']}\n")

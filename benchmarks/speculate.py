@@ -29,6 +29,7 @@ import torch
 
 from paceline.core import Request, SamplingParams
 from paceline.draft.base import Draft, DraftSequence
+from paceline.draft.eagle.drafter import EagleDrafter
 from paceline.draft.eagle.model import load_drafter
 from paceline.draft.strategy import PLAIN, Strategy
 from paceline.draft.suffix.drafter import SuffixDrafter
@@ -71,7 +72,7 @@ def main() -> None:
         )
         if row["suffix_us"] is not None:
             print(
-                f"{batch:>5}  guessing from suffixes takes {row['suffix_us']:.0f} µs of the host, "
+                f"{batch:>5}  drafting from suffixes takes {row['suffix_us']:.0f} µs of the host, "
                 f"{row['suffix_share']:.1%} of a plain round",
                 flush=True,
             )
@@ -89,14 +90,14 @@ def measure(
     suffix = TimedSuffix(batch, model.config.max_positions)
     drafters: list[Any] = [suffix]
     if folder is not None:
-        drafters.append(load_drafter(folder, model))
+        drafters.append(EagleDrafter(load_drafter(folder, model)))
     chosen = [Strategy.parse(s) for s in args.strategies.split(",")] if args.strategies else None
     engine = RolloutEngine(model, EngineSettings(max_batch=batch), None, drafters, chosen)
     work = Work(args, tokenizer, batch)
     strategies = [PLAIN, *(s for s in engine.strategies if not s.plain)]
     for strategy in strategies:
         run(engine, work, lambda _, s=strategy: s)  # graphs, kernels, caches
-    run(engine, work, engine.tuner.choose)
+    run(engine, work, None)
     suffix.seconds.clear()
     speeds: dict[str, list[float]] = {str(s): [] for s in strategies}
     accept: dict[str, float] = {}
@@ -110,12 +111,12 @@ def measure(
     turns: dict[str, list[float]] = {"tuner": [], "best": [], "plain": []}
     for turn in range(args.pairs):
         for name in list(turns)[:: 1 if turn % 2 else -1]:
-            choose = {"tuner": engine.tuner.choose, "best": lambda _: best, "plain": lambda _: PLAIN}[name]
+            choose = {"tuner": None, "best": lambda _: best, "plain": lambda _: PLAIN}[name]
             speed, _, counts = run(engine, work, choose)
             turns[name].append(speed)
             used.update(counts if name == "tuner" else {})
     ratio = lambda other: [t / o for t, o in zip(turns["tuner"], turns[other], strict=True)]  # noqa: E731
-    guessing = statistics.median(suffix.seconds) if suffix.seconds else None  # no strategy guesses from suffixes
+    drafting = statistics.median(suffix.seconds) if suffix.seconds else None  # no strategy drafts from suffixes
     return {
         "batch": batch,
         "plain_tok_s": round(medians["plain"], 1),
@@ -128,23 +129,23 @@ def measure(
         "of_best_range": [round(min(ratio("best")), 4), round(max(ratio("best")), 4)],
         "speedup": round(statistics.median(ratio("plain")), 3),
         "speedup_range": [round(min(ratio("plain")), 3), round(max(ratio("plain")), 3)],
-        "suffix_us": guessing and round(1e6 * guessing, 1),
-        "suffix_share": guessing and round(guessing * medians["plain"] / batch, 4),
+        "suffix_us": drafting and round(1e6 * drafting, 1),
+        "suffix_share": drafting and round(drafting * medians["plain"] / batch, 4),
     }
 
 
 class TimedSuffix(SuffixDrafter):
-    """Notes what the chains of a full batch cost the host, which is time that the device waits."""
+    """Measures what the chains of a full batch cost the host, which is time that the device waits."""
 
     def __init__(self, batch: int, max_length: int):
         super().__init__(batch, max_length)
         self.batch = batch
         self.seconds: list[float] = []
 
-    def propose(self, texts: Sequence[DraftSequence], strategy: Strategy) -> Draft:
+    def propose(self, sequences: Sequence[DraftSequence], strategy: Strategy) -> Draft:
         started = time.perf_counter()
-        draft = super().propose(texts, strategy)
-        if len(texts) == self.batch and strategy.chain:
+        draft = super().propose(sequences, strategy)
+        if len(sequences) == self.batch and strategy.chain:
             self.seconds.append(time.perf_counter() - started)
         return draft
 
@@ -165,7 +166,7 @@ class Work:
 
 
 def run(engine: RolloutEngine, work: Work, choose: Any) -> tuple[float, float, dict[str, int]]:
-    """Tokens/s and tokens per text of the rounds with a full batch, and how often each strategy ran."""
+    """Tokens/s and tokens per sequence of the rounds with a full batch, and how often each strategy ran."""
     rounds: list[RoundRecord] = []
     engine.choose, engine.record = choose, rounds.append
     for _ in engine.run(work.requests()):
@@ -176,8 +177,8 @@ def run(engine: RolloutEngine, work: Work, choose: Any) -> tuple[float, float, d
     counts: dict[str, int] = {}
     for r in full:
         counts[r.strategy] = counts.get(r.strategy, 0) + 1
-    tokens, texts = sum(r.tokens for r in full), sum(r.batch for r in full)
-    return tokens / sum(r.seconds for r in full), tokens / texts, counts
+    tokens, sequences = sum(r.tokens for r in full), sum(r.batch for r in full)
+    return tokens / sum(r.seconds for r in full), tokens / sequences, counts
 
 
 if __name__ == "__main__":

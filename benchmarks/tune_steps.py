@@ -194,8 +194,8 @@ class Steps:
         works = []
         for i, wanted in enumerate((tiles, other)):
             bench = self.benches[i]
-            if self.tiles[i] != wanted and bench.engine.graphs is not None:
-                bench.engine.graphs = bench.engine.runner.graphs = TimedGraphs(self.clock)
+            if self.tiles[i] != wanted and bench.engine.runner.graphs is not None:
+                bench.engine.runner.graphs = TimedGraphs(self.clock)
             self.tiles[i] = wanted
             apply(wanted)
             works += self.works(bench)

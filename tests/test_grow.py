@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.drafter import EagleDrafter
 from paceline.draft.eagle.model import DrafterShape, EagleModel, load_drafter, save_drafter
 from paceline.draft.strategy import Strategy
 from paceline.model import Decoder, DecoderConfig, load_model
@@ -41,7 +42,9 @@ def outputs(model: Decoder) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def answers(model: Decoder, temperature: float, drafter: EagleModel | None = None) -> tuple[list, float]:
     strategies = [Strategy.parse("neural:3")] if drafter else None
-    engine = RolloutEngine(model, EngineSettings(max_batch=4), None, [drafter] if drafter else [], strategies)
+    engine = RolloutEngine(
+        model, EngineSettings(max_batch=4), None, [EagleDrafter(drafter)] if drafter else [], strategies
+    )
     if strategies:
         engine.choose = lambda _: strategies[0]
     sampling = SamplingParams(temperature, max_tokens=40)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from paceline.config import load_config
+from paceline.draft.eagle.drafter import EagleDrafter
 from paceline.errors import UserError
 from paceline.learn.algorithms import resolve
 from paceline.learn.learner import Learner
@@ -86,14 +87,12 @@ def test_the_parts_are_what_they_take():
     learner = Learner(model, config)
     drafter = make_drafter(model, config)
     assert drafter is not None and learner.reference is not None
-    engine = RolloutEngine(model, engine_settings(config, model.device), None, [drafter])
+    engine = RolloutEngine(model, engine_settings(config, model.device), None, [EagleDrafter(drafter)])
     parts = plan.parts
     assert parts["weights"] == parts["gradients"] == bytes_of(model.parameters())
     assert parts["optimizer"] == sum(bytes_of(learner.optimizer.tensors(n)) for n in learner.optimizer.mean)
     assert parts["reference"] == bytes_of(learner.reference.parameters())
-    ring, neural = engine.runner.ring, engine.runner.neural
-    assert ring is not None and neural is not None
-    taken = bytes_of([*drafter.parameters(), ring.features, neural.cache.k, neural.cache.v])
+    taken = bytes_of(drafter.parameters()) + engine.drafters["neural"].memory_bytes
     assert parts["drafter"] == pytest.approx(taken, rel=0.3)
     assert parts["KV pages"] == pytest.approx(bytes_of([engine.pool.k, engine.pool.v]), rel=0.01)
     assert plan.kv_tokens == engine.pool.pages * engine.pool.page_size

@@ -15,8 +15,6 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any, Literal
 
-from paceline.draft.pace import Pace
-
 Prompt = str | list[dict[str, Any]]
 """Text, or messages for the model's chat template."""
 
@@ -137,9 +135,7 @@ class Sequence:
     admitted: int = -1
     """Order of admission, -1 while it waits; the latest is preempted first when pages run out."""
     slot: int = -1
-    """Row of the feature ring while it runs, else -1."""
-    pace: Pace = field(default_factory=Pace)
-    """Of what guesses give it."""
+    """Row of the drafters' caches while it runs, else -1."""
 
     @classmethod
     def of(cls, request: Request) -> Sequence:

@@ -147,7 +147,7 @@ class TrainLoop:
                 training = self.cluster.train_drafter(self.config.spot.share * clock.elapsed)
         if self.spot != "off":
             with clock.part("merge_drafter"):
-                metrics |= self.versions.make(self.cluster.merge_drafters, training, stats.first_holds)
+                metrics |= self.versions.make(self.cluster.merge_drafters, training, stats.first_accept_rate)
             self.progress.drafter_version = self.versions.version
             self.progress.backoff = self.versions.backoff.state()
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.draft.strategy import PLAIN, Strategy, default_strategies
+from paceline.draft.registry import default_strategies
+from paceline.draft.strategy import PLAIN, Strategy
 from paceline.errors import UserError
 
 

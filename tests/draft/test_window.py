@@ -58,7 +58,7 @@ def test_rounds_in_place_equal_rounds_on_copies(device, tree):
         for _ in range(levels):
             if not tree:
                 for one in rounds:
-                    one.guess()
+                    one.draft_token()
                 both(rounds, 1)
                 continue
             parent = torch.tensor([[dice.randrange(width) for _ in range(width)] for _ in range(3)], device=there)
@@ -66,7 +66,7 @@ def test_rounds_in_place_equal_rounds_on_copies(device, tree):
             itself = torch.eye(width, dtype=torch.bool, device=there).expand(3, -1, -1)
             ancestry = torch.cat((above, itself), 2)
             for one in rounds:
-                one.guesses(ancestry)
+                one.draft_level(ancestry)
             both(rounds, width)
         drafted = (drafted + new).int()
 

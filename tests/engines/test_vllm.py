@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from paceline.commands.draft import HELD_OUT_SEED
 from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.drafter import EagleDrafter
 from paceline.draft.eagle.model import EagleModel, load_drafter, save_drafter
 from paceline.draft.strategy import Strategy
 from paceline.integrations.export import export_drafter, export_policy
@@ -54,7 +55,7 @@ def vllm(folder: Path, model: Path, prompts: list, drafter: Path | None = None, 
 
 def ours(policy: Decoder, drafter: EagleModel, prompts: list) -> tuple[list[list[int]], float]:
     strategy = Strategy.parse(f"neural:{DEPTH}")
-    engine = RolloutEngine(policy, EngineSettings(max_batch=16), None, [drafter], [strategy])
+    engine = RolloutEngine(policy, EngineSettings(max_batch=16), None, [EagleDrafter(drafter)], [strategy])
     engine.choose = lambda batch: strategy
     sampling = SamplingParams(0.0, max_tokens=LONGEST, stop_token_ids=(EOS,))
     done = engine.run([Request(i, tuple(p), sampling, 0) for i, p in enumerate(prompts)])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.drafter import EagleDrafter
 from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.draft.strategy import Strategy
 from paceline.draft.suffix.drafter import SuffixDrafter
@@ -35,7 +36,7 @@ def answers(model, requests, strategies, monkeypatch, kernels):
         monkeypatch.setattr(module, "tile_for", tile_for)
     monkeypatch.setattr(device, "INTERPRETED_SMS", 2)  # more would only take longer
     device.num_sms.cache_clear()
-    drafter = EagleModel(model, DrafterShape(64, 16)).init_weights(5, std=0.1)
+    drafter = EagleDrafter(EagleModel(model, DrafterShape(64, 16)).init_weights(5, std=0.1))
     chosen = [Strategy.parse(s) for s in strategies]
     engine = RolloutEngine(
         model, EngineSettings(max_batch=3, page_size=16), None, [SuffixDrafter(3, 128), drafter], chosen

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.draft.tuner import sizes
+from paceline.draft.ladder import batch_ladder
 from paceline.observe.rounds import RoundLog
 from paceline.observe.strategy_totals import bucket_above, bucket_below, bucket_of, read_totals
 from paceline.observe.timeline import DECODE_PLAIN, DECODE_SPECULATIVE, PREFILL, ROLLOUT, Span
@@ -98,7 +98,7 @@ def test_spans_cover_the_rollout_without_overlap(drawn):
 
 
 def test_batch_sizes_are_kept_apart_as_the_tuner_does():
-    ladder = sizes(512)
+    ladder = batch_ladder(512)
     assert sorted({bucket_of(n) for n in range(1, 513)}) == ladder
     assert [bucket_below(n) for n in ladder[1:]] == ladder[:-1] and [bucket_above(n) for n in ladder[:-1]] == ladder[1:]
     assert bucket_below(1) == 0

@@ -6,6 +6,7 @@ import random
 
 from paceline.core import Completion
 from paceline.draft.base import BaseDrafter, Draft
+from paceline.draft.eagle.drafter import EagleDrafter
 from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.draft.strategy import Strategy
 
@@ -56,8 +57,8 @@ class Chaos(BaseDrafter):
         return draft
 
 
-def random_neural(model, seed: int = 0, window: int = 24, vocab=None) -> EagleModel:
-    return EagleModel(model, DrafterShape(64, window), vocab).init_weights(seed, std=0.2)
+def random_neural(model, seed: int = 0, window: int = 24, vocab=None) -> EagleDrafter:
+    return EagleDrafter(EagleModel(model, DrafterShape(64, window), vocab).init_weights(seed, std=0.2))
 
 
 STRATEGIES = [

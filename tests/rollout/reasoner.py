@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 from paceline.core import Completion, Request, SamplingParams
-from paceline.draft.eagle.model import EagleModel, load_drafter
+from paceline.draft.eagle.drafter import EagleDrafter
+from paceline.draft.eagle.model import load_drafter
 from paceline.draft.suffix.drafter import SuffixDrafter
 from paceline.model import load_model
 from paceline.model.decoder import Decoder
@@ -19,10 +20,10 @@ def reasoner(dtype: str = "float32", device: str = "cpu") -> Decoder:
     return load_model("embedded", dtype, device)
 
 
-def own_drafter(model: Decoder) -> EagleModel:
+def own_drafter(model: Decoder) -> EagleDrafter:
     folder = find_drafter("auto", "embedded")
     assert folder is not None, "the embedded model comes with a drafter"
-    return load_drafter(folder, model)
+    return EagleDrafter(load_drafter(folder, model))
 
 
 def problems(count: int, longest: int, answers: int = 1, seed: int = 1) -> list[Request]:

@@ -90,15 +90,16 @@ def test_a_decode_step_reads_from_the_device_once():
 
 
 def test_a_round_of_guesses_is_two_replays_and_one_read(monkeypatch):
+    from paceline.draft.eagle.drafter import EagleDrafter
     from paceline.draft.eagle.model import DrafterShape, EagleModel
     from paceline.draft.strategy import Strategy
 
     model, chosen = on_gpu(), [Strategy.parse(s) for s in ("neural:3", "neural:4x3/8")]
-    drafter = EagleModel(model, DrafterShape(64, 16)).init_weights(1)
+    drafter = EagleDrafter(EagleModel(model, DrafterShape(64, 16)).init_weights(1))
     engine = RolloutEngine(model, EngineSettings(max_batch=8), None, [drafter], chosen)
     replays = []
-    run_graph = engine.graphs.run
-    monkeypatch.setattr(engine.graphs, "run", lambda key, *rest: replays.append(key[0]) or run_graph(key, *rest))
+    run_graph = engine.runner.graphs.run
+    monkeypatch.setattr(engine.runner.graphs, "run", lambda key, *rest: replays.append(key[0]) or run_graph(key, *rest))
     for strategy in chosen:
         engine.choose = lambda n, s=strategy: s
         engine.submit(make_requests(8, shortest=60, stops=(), seed=strategy.nodes))

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.core import Completion
+from paceline.draft.base import PassShape
+from paceline.draft.ladder import bucket
 from paceline.draft.strategy import Strategy
 from paceline.draft.suffix.drafter import SuffixDrafter
 from paceline.rollout import EngineSettings, RolloutEngine
@@ -71,7 +73,7 @@ def test_toggled_at_random(family, sampling):
         dice = random.Random(batch)
         engine.choose = lambda n, dice=dice: dice.choice(STRATEGIES)
         assert_same(collect(engine, part), {r.id: plain[r.id] for r in part})
-        assert engine.stats.drafted_texts > 0
+        assert engine.stats.drafted_sequences > 0
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
@@ -154,6 +156,7 @@ def test_a_smaller_vocabulary_to_guess_from():
 def test_the_embedded_model_with_its_own_drafter(embedded):
     """Real texts, real acceptance: guesses hold, and nothing changes."""
     from paceline.core import Request, SamplingParams
+    from paceline.draft.eagle.drafter import EagleDrafter
     from paceline.draft.eagle.model import load_drafter
     from paceline.model import load_model
     from paceline.model.tokenizer import load_tokenizer
@@ -164,7 +167,7 @@ def test_the_embedded_model_with_its_own_drafter(embedded):
     sampling = SamplingParams(max_tokens=120, stop_token_ids=tokenizer.eos_ids)
     requests = [Request(i, tuple(tokenizer.encode_prompt(task.sample(i // 4).prompt)), sampling) for i in range(32)]
     plain = plainly(model, requests)
-    drafters = [load_drafter(embedded / "drafter", model), SuffixDrafter(32, 1280)]
+    drafters = [EagleDrafter(load_drafter(embedded / "drafter", model)), SuffixDrafter(32, 1280)]
     engine = RolloutEngine(model, EngineSettings(max_batch=32), None, drafters)
     dice = random.Random(6)
     engine.choose = lambda n: dice.choice(engine.strategies[1:])
@@ -179,6 +182,6 @@ def test_rows_that_pad_a_graph_do_no_harm():
     plain = plainly(model, requests)
     engine = engine_with_all(model, plain, max_batch=24)
     runner, dice = engine.runner, random.Random(3)
-    runner._bucket = lambda count: next(size for size in runner.ladder if size >= count)
+    runner.shape = lambda count: PassShape(count, bucket(runner.ladder, count), False)
     engine.choose = lambda n: dice.choice(STRATEGIES)
     assert_same(collect(engine, requests), plain)

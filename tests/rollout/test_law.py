@@ -287,6 +287,6 @@ def test_the_law_holds_with_speculation_on(strategy, vocab, draws):
     engine.choose = lambda batch: chosen
     requests = (Request(i, prompt, SamplingParams(max_tokens=2), seed=3) for i in range(draws))
     drawn = torch.tensor([c.tokens for c in engine.run(requests)])
-    assert engine.stats.drafted_texts == draws, "every second token was checked against guesses"
+    assert engine.stats.drafted_sequences == draws, "every second token was checked against guesses"
     assert chi_square(drawn[:, 0], first.numpy()) > 1e-4
     assert chi_square(drawn[:, 1], second.numpy()) > 1e-4

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from paceline.draft.eagle.drafter import EagleDrafter
 from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.draft.strategy import PLAIN, Strategy
 from paceline.draft.suffix.drafter import SuffixDrafter
@@ -21,7 +22,7 @@ STRATEGIES = [PLAIN, *(Strategy.parse(s) for s in ("neural:2", "neural:5", "neur
 
 def make(overlap: bool | None, choose=None, **settings) -> RolloutEngine:
     settings = {"max_batch": 6} | settings
-    drafter = EagleModel(MODEL, DrafterShape(64, 16)).init_weights(1)
+    drafter = EagleDrafter(EagleModel(MODEL, DrafterShape(64, 16)).init_weights(1))
     suffix = SuffixDrafter(settings["max_batch"], MODEL.config.max_positions)
     engine = RolloutEngine(MODEL, EngineSettings(overlap=overlap, **settings), None, [drafter, suffix], STRATEGIES)
     if choose is not None:
@@ -69,21 +70,21 @@ def same(got: dict[int, tuple], expected: dict[int, tuple]) -> None:
 def count_ahead(engine: RolloutEngine) -> list[str]:
     """The strategies of rounds that begin ahead."""
     seen: list[str] = []
-    launch = engine._launch_ahead
+    launch = engine.rounds.launch_ahead
 
-    def counted(flying):
-        flight = launch(flying)
-        if flight is not None:
-            seen.append(str(flight.strategy))
-        return flight
+    def counted(current):
+        following = launch(current)
+        if following is not None:
+            seen.append(str(following.strategy))
+        return following
 
-    engine._launch_ahead = counted
+    engine.rounds.launch_ahead = counted
     return seen
 
 
 def is_clean(engine: RolloutEngine) -> None:
-    """Nothing flies, and pages and slots are all back."""
-    assert engine._flying is None and not engine._leaving and not engine.scheduler.running
+    """No round is in flight, and pages and slots are all back."""
+    assert engine.rounds.in_flight is None and not engine.outputs.ended_rows and not engine.scheduler.running
     assert engine.pool.free == engine.pool.usable and len(engine.scheduler._slots) == engine.settings.max_batch
 
 
@@ -94,7 +95,7 @@ def test_every_token_is_the_same(mostly, seed, graphs):
     expected = answers(make(False, lambda batch: PLAIN), requests)
     engine = make(True, at_random(seed, mostly))
     if graphs:  # which come in a few sizes, so that some rows are nobody's
-        engine.graphs = engine.runner.graphs = PretendedGraphs()
+        engine.runner.graphs = PretendedGraphs()
     ahead = count_ahead(engine)
     same(answers(engine, requests), expected)
     is_clean(engine)
@@ -132,9 +133,9 @@ def test_paused_in_mid_flight(strategy):
         for c in engine.step():
             done[c.request.id] = (c.tokens, c.logprobs, c.finish_reason)
         if dice.random() < 0.15:
-            flew += engine._flying is not None
+            flew += engine.rounds.in_flight is not None
             engine.pause()
-            assert engine._flying is None and not engine.scheduler.running
+            assert engine.rounds.in_flight is None and not engine.scheduler.running
     same(done, expected)
     is_clean(engine)
     assert flew > 3
@@ -145,7 +146,7 @@ def test_dropped_in_mid_flight_and_used_again():
     engine.submit(make_requests(12, seed=9, shortest=40))
     for _ in range(9):
         engine.step()
-    assert engine._flying is not None
+    assert engine.rounds.in_flight is not None
     engine.clear()
     is_clean(engine)
     requests = make_requests(12, seed=4)
@@ -159,7 +160,7 @@ def test_new_requests_do_not_wait_for_long():
     engine.submit([first])
     for _ in range(6):
         engine.step()
-    assert engine._flying is not None
+    assert engine.rounds.in_flight is not None
     engine.submit(others)
     for _ in range(3):
         engine.step()

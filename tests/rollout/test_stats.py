@@ -24,9 +24,9 @@ def test_metrics_tell_what_every_round_did():
     engine.choose = lambda _: dice.choice(engine.strategies)
     engine.record = rounds.append
     observe = engine.tuner.observe
-    engine.tuner.observe = lambda b, s, t, accepted, *rest: (  # type: ignore[method-assign]
-        guesses.extend((s.depth, a) for a in accepted or []),
-        observe(b, s, t, accepted, *rest),
+    engine.tuner.observe = lambda outcome: (  # type: ignore[method-assign]
+        guesses.extend((outcome.choice.strategy.depth, a) for a in outcome.accepted or []),
+        observe(outcome),
     )[1]
     before = engine.stats.snapshot()
     list(engine.run(problems(6, 40)))  # counted before, so a difference must not see them

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from paceline.draft.strategy import Strategy
 from paceline.draft.suffix.drafter import SuffixDrafter
+from paceline.draft.tuner import RoundOutcome
 from paceline.rollout import EngineSettings, RolloutEngine
 from paceline.rollout.stats import RoundRecord
 
@@ -47,7 +48,7 @@ class Machine:
         model = reasoner()
         self.costs = costs
         self.drafter = own_drafter(model)
-        self.good = copy.deepcopy(self.drafter.state_dict())
+        self.good = copy.deepcopy(self.drafter.model.state_dict())
         drafters = [SuffixDrafter(BATCH, 512), self.drafter] if suffix else [self.drafter]
         self.engine = RolloutEngine(model, EngineSettings(max_batch=BATCH, max_length=512), None, drafters)
         self.engine.tuner.observe = self._in_virtual_time(self.engine.tuner.observe)
@@ -56,21 +57,21 @@ class Machine:
         self.engine.submit(problems(600, LONGEST, answers=2))
 
     def _in_virtual_time(self, observe: Callable[..., None]) -> Callable[..., None]:
-        def told(batch, strategy, seconds, *rest, **named):
-            observe(batch, strategy, self.costs.of(strategy), *rest, **named)
+        def told(outcome: RoundOutcome) -> None:
+            observe(replace(outcome, seconds=self.costs.of(outcome.choice.strategy)))
 
         return told
 
     @property
     def explored(self) -> float:
-        return self.engine.tuner.explored / self.engine.tuner.seconds
+        return self.engine.tuner.explored_s / self.engine.tuner.total_s
 
     def go_bad(self) -> None:
         """Overwrite the drafter's weights where they are, as training does."""
-        self.drafter.init_weights(seed=3)
+        self.drafter.model.init_weights(seed=3)
 
     def come_back(self) -> None:
-        self.drafter.load_state_dict(self.good)
+        self.drafter.model.load_state_dict(self.good)
 
     def speed(self, rounds: int) -> float:
         """Run so many rounds of decoding -> tokens per virtual second, where plain decoding of the batch is 1."""

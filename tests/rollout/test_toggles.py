@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from paceline.core import Completion
-from paceline.draft.eagle.drafting import MOST_ROWS
+from paceline.draft.eagle.drafter import CATCH_UP_ROWS
 from paceline.draft.strategy import PLAIN, Strategy
 from paceline.rollout import EngineSettings, RolloutEngine
 from paceline.rollout.stats import RoundRecord
@@ -47,19 +47,19 @@ def roll_out(model, requests, choose, batch=BATCH) -> Rollout:
     engine = RolloutEngine(model, EngineSettings(max_batch=batch), None, [own_drafter(model)], [PLAIN, DEEP])
     engine.choose = choose
     out = Rollout({}, engine, [], 0)
-    neural = engine.runner.neural
-    catch_up, propose, passes, made = neural.catch_up, engine.runner.propose, 0, 0
+    neural = engine.drafters["neural"]
+    extend_cache, propose, passes, made = neural.extend_cache, engine.runner.propose, 0, 0
 
     def counted(count, new, *room):
         nonlocal passes, made
         passes += 1
         made += 0 if room else count * new  # with room for guesses: the last one
-        return catch_up(count, new, *room)
+        return extend_cache(count, new, *room)
 
-    def proposed(count, strategy):
+    def proposed(rows, *rest):
         nonlocal made
-        announced, made = engine.runner.missed(count), 0
-        propose(count, strategy)
+        announced, made = neural.catch_up_rows(engine.runner.shape(rows.sequences)), 0
+        propose(rows, *rest)
         out.rows.append((announced, made))
 
     def note(round: RoundRecord) -> None:
@@ -72,7 +72,7 @@ def roll_out(model, requests, choose, batch=BATCH) -> Rollout:
     def passed(*_):
         out.policy_passes += 1
 
-    neural.catch_up, engine.runner.propose, engine.record = counted, proposed, note
+    neural.extend_cache, engine.runner.propose, engine.record = counted, proposed, note
     hook = model.register_forward_hook(passed)
     out.done = collect(engine, requests)
     hook.remove()
@@ -132,7 +132,7 @@ def test_what_was_missed_takes_at_most_two_passes_of_the_drafter(toggled):
     passes = dict(zip(map(id, deep), toggled.catch_ups, strict=True))
     by_switch = [passes[id(r)] for r in first]
     print(f"{len(first)} switches, {sum(by_switch)} passes, at most {max(by_switch)}")
-    assert max(OFF) > toggled.engine.runner.neural.cache.window, "off for longer than it looks back"
+    assert max(OFF) > toggled.engine.drafters["neural"].cache.window, "off for longer than it looks back"
     assert 0 < max(by_switch) <= 2
     assert sum(toggled.catch_ups) == sum(by_switch), "nothing is made up later"
 
@@ -144,10 +144,10 @@ def test_what_it_takes_to_catch_up_is_known_before(toggled):
 
 def test_passes_for_many_texts_are_no_larger_than_for_some(toggled):
     """A row takes its time, and in a graph its memory."""
-    neural = toggled.engine.runner.neural
+    neural = toggled.engine.drafters["neural"]
     for batch in (1, 32, 128, 1024):
         most = neural.entries(batch)
-        assert most >= neural.step and (batch * most <= MOST_ROWS or most == neural.step)
+        assert most >= neural.step and (batch * most <= CATCH_UP_ROWS or most == neural.step)
         assert neural.step < neural.reach(batch) <= neural.ring.window
 
 
@@ -175,13 +175,13 @@ def test_what_lies_further_back_than_it_reaches_is_not_looked_at(model, requests
     def roll_out_spoiled(spoiled: bool) -> list[tuple[str, int]]:
         engine = RolloutEngine(model, EngineSettings(max_batch=BATCH), None, [own_drafter(model)], [PLAIN, DEEP])
         plan, rounds = itertools.chain([PLAIN] * off, itertools.repeat(DEEP)), list[RoundRecord]()
-        neural, propose = engine.runner.neural, engine.runner.propose
+        neural, propose = engine.drafters["neural"], engine.runner.propose
 
-        def spoil_and_propose(count, strategy):
+        def spoil_and_propose(*args):
             if spoiled and len(rounds) == 1 + off:  # after the prefill: whatever is there was made before all that
                 for kept in (neural.cache.k, neural.cache.v):
                     kept.normal_(0, 100)
-            propose(count, strategy)
+            propose(*args)
 
         engine.choose, engine.record, engine.runner.propose = lambda _: next(plan), rounds.append, spoil_and_propose
         collect(engine, longer)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.drafter import EagleDrafter
 from paceline.draft.eagle.loss import read_sequences
 from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.draft.eagle.trainer import TrainSettings
@@ -75,7 +76,7 @@ def taught(**changes: object) -> Decoder:
 def answer(policy: Decoder, prompts: list[tuple[int, ...]], drafter: EagleModel | None = None):
     """What the policy writes -> the texts, and tokens per check."""
     strategy = Strategy.parse(f"neural:{DEPTH}")
-    drafting = ([drafter], [strategy]) if drafter else ((), None)
+    drafting = ([EagleDrafter(drafter)], [strategy]) if drafter else ((), None)
     engine = RolloutEngine(policy, EngineSettings(max_batch=32), None, *drafting)
     if drafter:
         engine.choose = lambda _: strategy

@@ -29,8 +29,8 @@ class RolloutLog:
         self._since = time.time()
         self._clock_offset: float | None = None
         self._stats = engine.stats.snapshot()
-        self._explored_s = engine.tuner.explored
-        self._tuned_s = engine.tuner.seconds
+        self._explored_s = engine.tuner.explored_s
+        self._tuned_s = engine.tuner.total_s
         engine.record = self._record
 
     def _record(self, round: RoundRecord) -> None:
@@ -64,6 +64,6 @@ class RolloutLog:
             self._clock_offset or 0.0,
             self.engine.stats.since(self._stats),
             training,
-            tuner.explored - self._explored_s,
-            tuner.seconds - self._tuned_s,
+            tuner.explored_s - self._explored_s,
+            tuner.total_s - self._tuned_s,
         )

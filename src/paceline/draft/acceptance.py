@@ -1,102 +1,82 @@
-"""How often the guesses of a family of strategies hold, by depth, with old observations fading by the round.
+"""How often draft tokens are accepted, by depth, for strategies that differ in depth only (a family).
 
-Texts differ: near the end of a rollout two or three are left, and they may be the easiest to guess or the hardest.
-What is usual of all texts is kept beside what was seen lately, and is where it starts from with the next ones.
+Two pairs of counts are kept: those of the latest rounds, which fade by the round, and those of all rounds, which halve
+whenever new sequences start. The rate at a depth is accepted over reached in the latest rounds plus one draft token at
+the rate of all rounds, so new sequences start from what is usual and not from the last ones of the rollout before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-FADE = 0.96  # weight of an observation one round later
-SLOWLY = 0.999  # the same for what is usual
-DOUBT = 1.0  # how many observed guesses an old belief is worth
-BELIEF = 0.6  # what is assumed of a family that was never tried
+FADE = 0.96  # weight of a round's counts one round later: 25 rounds count, about what the hardness of a passage lasts
+PRIOR = 0.6  # acceptance of a family that was never tried: between a poor drafter's and a good one's, so it gets tried
 
 
 @dataclass
 class Acceptance:
-    """How often guesses of a family hold, by depth: reached[d] texts came to depth d, held[d] of them went past it."""
+    """By depth d: `reached[d]` draft tokens were verified behind accepted ones only, and `accepted[d]` of them were
+    accepted too."""
 
     reached: list[float] = field(default_factory=list)
-    held: list[float] = field(default_factory=list)
-    rate: list[float] = field(default_factory=list)  # the estimate before the observations that still count
-    best: list[float] = field(default_factory=list)  # the highest it has been: what a look may find again
+    accepted: list[float] = field(default_factory=list)
+    usual_reached: list[float] = field(default_factory=list)
+    usual_accepted: list[float] = field(default_factory=list)
     round: int = 0
-    usually_reached: list[float] = field(default_factory=list)  # as `reached`, fading slowly
-    usually_held: list[float] = field(default_factory=list)
+    """The latest that was observed."""
 
     def __post_init__(self) -> None:
-        if not self.usually_reached:  # as older versions saved it
-            self.usually_reached, self.usually_held = list(self.reached), list(self.held)
-        self._expected: dict[int, float] = {}  # by depth, until the next observation
-        self._hoped: dict[int, float] = {}
+        self._lengths: dict[bool, list[float]] = {}  # accept length by depth, for a lone sequence and for many
 
-    def observe(self, now: int, depth: int, accepted: list[int]) -> None:
-        self._fade(now)
-        while len(self.reached) < depth:
-            self.reached.append(0.0)
-            self.held.append(0.0)
-            self.rate.append(self.rate[-1] if self.rate else BELIEF)
-            self.best.append(BELIEF)
-            self.usually_reached.append(0.0)
-            self.usually_held.append(0.0)
-        ended = [0] * (depth + 1)  # how many texts got this far and no further
-        for a in accepted:
-            ended[a] += 1
+    def observe(self, now: int, depth: int, accepted: Sequence[int]) -> None:
+        """In round `now`, drafts of so many tokens had so many of them accepted, by sequence."""
+        missing = [0.0] * (depth - len(self.reached))
+        for column in (self.reached, self.accepted, self.usual_reached, self.usual_accepted):
+            column.extend(missing)
+        fade = FADE ** max(0, now - self.round)
+        self.reached = [n * fade for n in self.reached]
+        self.accepted = [n * fade for n in self.accepted]
+        self.round = max(now, self.round)
+        ended = [0] * (depth + 1)  # sequences by how many draft tokens were accepted
+        for count in accepted:
+            ended[count] += 1
         alive = len(accepted)
         for d in range(depth):
             self.reached[d] += alive
-            self.usually_reached[d] += alive
+            self.usual_reached[d] += alive
             alive -= ended[d]
-            self.held[d] += alive
-            self.usually_held[d] += alive
-            self.best[d] = max(self.best[d], self.holds(d))
-        self._expected, self._hoped = {}, {}
+            self.accepted[d] += alive
+            self.usual_accepted[d] += alive
+        self._lengths.clear()
 
     def start_over(self) -> None:
-        """Other texts run now: what was seen of the last ones counts no more than what was seen of any."""
-        for d in range(len(self.reached)):
-            usual = self.usually_held[d] + DOUBT * self.holds(d)
-            self.rate[d] = usual / (self.usually_reached[d] + DOUBT)
-            self.reached[d] = self.held[d] = 0.0
-        self._expected = {}
+        """Most sequences are new: what was seen of the last ones counts no more than what was seen of any."""
+        self.usual_reached = [n / 2 for n in self.usual_reached]
+        self.usual_accepted = [n / 2 for n in self.usual_accepted]
+        self.reached = [0.0] * len(self.reached)
+        self.accepted = [0.0] * len(self.accepted)
+        self._lengths.clear()
 
-    def _fade(self, now: int) -> None:
-        """Old observations lose weight; what they said becomes what is believed before new ones come."""
-        fade, slowly = FADE ** (now - self.round), SLOWLY ** (now - self.round)
-        self.round = now
-        for d in range(len(self.reached)):
-            self.rate[d] = self.holds(d)
-            self.reached[d] *= fade
-            self.held[d] *= fade
-            self.usually_reached[d] *= slowly
-            self.usually_held[d] *= slowly
+    def accept_length(self, depth: int, lone: bool = False) -> float:
+        """Expected tokens of a round and sequence: 1 + r0 + r0 r1 + … for the rates r, the 1 being the bonus token.
 
-    def holds(self, d: int) -> float:
-        """Probability that a guess at depth d holds, given that those above it did."""
-        if d >= len(self.reached):
-            return self.holds(len(self.reached) - 1) if self.reached else BELIEF
-        # The belief counts little beside observations, but its weight never fades to nothing.
-        return (self.held[d] + DOUBT * self.rate[d]) / (self.reached[d] + DOUBT)
+        Among several sequences the rate rises with depth because only the easy ones get there, while a step ends with
+        the hard ones: unless the sequence is a `lone` one, no rate counts for more than the one before it. That is the
+        accept length of the average sequence, below the average accept length, and it favours shallow drafts where
+        sequences differ."""
+        known = self._lengths.setdefault(lone, [])
+        if depth >= len(known):
+            known[:] = self._expected(max(depth, len(self.reached)), lone)
+        return known[depth]
 
-    def tokens(self, depth: int) -> float:
-        """Expected tokens of a round: the guesses that hold, and one that the policy writes itself."""
-        if depth not in self._expected:
-            self._expected[depth] = _tokens([self.holds(d) for d in range(depth)])
-        return self._expected[depth]
-
-    def hope(self, depth: int) -> float:
-        """Tokens of a round if guesses held as they did in their best time."""
-        if depth not in self._hoped:
-            known = self.best[:depth]
-            self._hoped[depth] = _tokens(known + [known[-1] if known else BELIEF] * (depth - len(known)))
-        return self._hoped[depth]
-
-
-def _tokens(holds: list[float]) -> float:
-    total = alive = 1.0
-    for probability in holds:
-        alive *= probability
-        total += alive
-    return total
+    def _expected(self, depth: int, lone: bool) -> list[float]:
+        lengths, alive, rate = [1.0], 1.0, PRIOR
+        for d in range(depth):
+            if d < len(self.reached):
+                usual = (self.usual_accepted[d] + rate) / (self.usual_reached[d] + 1)
+                found = (self.accepted[d] + usual) / (self.reached[d] + 1)
+                rate = found if lone or d == 0 else min(found, rate)
+            alive *= rate
+            lengths.append(lengths[-1] + alive)
+        return lengths

@@ -1,6 +1,6 @@
-"""Trees of guesses as tensors: who is whose ancestor, what each node sees, and which nodes the policy agrees with.
+"""Trees of draft tokens as tensors: who is whose ancestor, what each node sees, and which nodes the policy accepts.
 
-A tree has T = nodes + 1 members: the last token of the text (the root, number 0), then the guesses, parents first.
+A tree has T = 1 + nodes: the last token of the sequence (the root, number 0), then the draft tokens, parents first.
 Nothing here looks at values on the host, so all of it can be part of a captured graph.
 """
 
@@ -27,7 +27,8 @@ def chain(batch: int, nodes: int, device: torch.device) -> Tree:
 
 
 def tree(parents: Tensor, depth: int) -> Tree:
-    """From each guess's parent, int [B, nodes]: 0 is the root, i + 1 is guess i. No path is longer than `depth`."""
+    """From each draft token's parent, int [B, nodes]: 0 is the root, i + 1 is draft token i. No path is longer than
+    `depth`."""
     batch, nodes = parents.shape
     eye = _eye(nodes + 1, parents.device)
     up = torch.zeros(batch, nodes + 1, nodes + 1, device=parents.device)
@@ -43,23 +44,24 @@ def tree(parents: Tensor, depth: int) -> Tree:
 
 
 def walk(
-    shape: Tree, guesses: Tensor, parents: Tensor | None, winners: Tensor, usable: Tensor
+    shape: Tree, drafted: Tensor, parents: Tensor | None, sampled: Tensor, usable: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Follow the policy down the tree: guesses [B, nodes] against the winners [B, T] of the race at each member.
+    """Follow the policy down the tree: draft tokens [B, nodes] against the tokens [B, T] sampled behind each node.
 
-    Returns how many guesses hold, int64 [B], and the members on the way down, int64 [B, depth + 1]; behind the last
-    one that holds the way is meaningless. `usable` [B, T] is false for members that had no place in the cache."""
+    Returns how many draft tokens are accepted, int64 [B], and the accepted path, int64 [B, depth + 1]: the nodes from
+    the root on; behind the last accepted one it is meaningless. `usable` [B, T] is false for nodes without a KV
+    slot."""
     if shape.lineage is None:
-        return count_accepted(guesses, winners, usable), shape.depth
+        return count_accepted(drafted, sampled, usable), shape.depth
     assert parents is not None
-    right = (guesses == winners.gather(1, parents.long())) & usable[:, 1:]
+    right = (drafted == sampled.gather(1, parents.long())) & usable[:, 1:]
     right = torch.cat((torch.ones_like(right[:, :1]), right), 1)
-    held = ~(shape.lineage & ~right[:, None]).any(-1)  # [B, T] all of its lineage is right
-    deepest = shape.depth.where(held, 0)
-    last = deepest.argmax(1, keepdim=True)  # siblings differ, so at most one path holds all the way
-    on_way = shape.lineage.gather(1, last[..., None].expand(-1, -1, held.shape[1]))[:, 0]
-    levels = _count(held.shape[1], held.device)
-    at_level = on_way[:, None] & (shape.depth[:, None] == levels[:, None])  # [B, level, member]
+    accepted = ~(shape.lineage & ~right[:, None]).any(-1)  # [B, T] all of its lineage is right
+    deepest = shape.depth.where(accepted, 0)
+    last = deepest.argmax(1, keepdim=True)  # siblings differ, so at most one path is accepted
+    on_path = shape.lineage.gather(1, last[..., None].expand(-1, -1, accepted.shape[1]))[:, 0]
+    levels = _count(accepted.shape[1], accepted.device)
+    at_level = on_path[:, None] & (shape.depth[:, None] == levels[:, None])  # [B, level, node]
     return deepest.gather(1, last)[:, 0], at_level.int().argmax(2)
 
 

@@ -1,10 +1,11 @@
-"""What a tuner knows, as a checkpoint keeps it: the shape that it must have to be gone on with."""
+"""A tuner's state in a checkpoint: the schema that it must have to be restored. Parts that only older versions wrote
+are ignored."""
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired
+from typing import Annotated, Any, NotRequired
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from paceline.draft.strategy import MAX_NODES, Strategy
@@ -14,8 +15,20 @@ Count = Annotated[int, Field(ge=0, le=2**62)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 Durations = Annotated[list[Seconds], Field(max_length=1000)]
 Weights = Annotated[list[Annotated[float, Field(ge=0, le=1e12)]], Field(max_length=MAX_NODES)]
-Rates = Annotated[list[Annotated[float, Field(ge=0, le=1.001)]], Field(max_length=2**20)]  # sums round
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+LENIENT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+RENAMED = {"held": "accepted", "usually_reached": "usual_reached", "usually_held": "usual_accepted"}
+
+
+def renamed(acceptance: Any) -> Any:
+    """A family's acceptance with the names and lists of this version, whichever version wrote it."""
+    if not isinstance(acceptance, dict):
+        return acceptance
+    state = {RENAMED.get(name, name): value for name, value in acceptance.items()}
+    for name in ("reached", "accepted"):
+        if name in state:
+            state.setdefault(f"usual_{name}", state[name])
+    return {name: value for name, value in state.items() if name in AcceptanceState.__annotations__}
 
 
 def _known(text: str) -> str:
@@ -34,35 +47,19 @@ class CostState(TypedDict):
     seconds: Durations
 
 
-class CatchUpState(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
-    drafter: str
-    batch: Count
-    seconds: Durations
-
-
-class RatesState(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
-    batch: Count
-    unseen: Count
-    rates: Annotated[Rates, Field(min_length=1)]
-
-
-class CrowdState(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
-    together: Annotated[float, Field(ge=0, le=1.001)]
-    rates: list[RatesState]
-
-
 class AcceptanceState(TypedDict):
     __pydantic_config__ = STRICT  # type: ignore[misc]
     reached: Weights
-    held: Weights
-    rate: Rates
-    best: Rates
+    accepted: Weights
+    usual_reached: Weights
+    usual_accepted: Weights
     round: Count
-    usually_reached: NotRequired[Weights]
-    usually_held: NotRequired[Weights]
+
+
+class TrialsState(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    due: Count
+    wait: Count
 
 
 def _as_long(state: AcceptanceState) -> AcceptanceState:
@@ -74,12 +71,11 @@ def _as_long(state: AcceptanceState) -> AcceptanceState:
 
 
 class TunerState(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = LENIENT  # type: ignore[misc]
     round: Count
     seconds: Seconds
     explored: Seconds
-    allowed: NotRequired[Seconds]
     costs: list[CostState]
-    catch_ups: NotRequired[list[CatchUpState]]
-    crowd: NotRequired[CrowdState]
-    acceptance: dict[str, Annotated[AcceptanceState, AfterValidator(_as_long)]]
+    catch_up_s: NotRequired[dict[str, Durations]]
+    acceptance: dict[str, Annotated[AcceptanceState, BeforeValidator(renamed), AfterValidator(_as_long)]]
+    trials: NotRequired[dict[str, TrialsState]]

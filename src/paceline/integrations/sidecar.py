@@ -81,7 +81,7 @@ class SideCar:
             self._answered = self.updates  # a conversation takes several rollouts, all of one step
             for completion in done.values():
                 self.learning.finished(completion.request.prompt, completion.tokens)
-            self._first_accept_rate = stats.first_holds
+            self._first_accept_rate = stats.first_accept_rate
         return [done[r.id] for r in requests], stats
 
     def _engine_for(self, requests: Sequence[Request]) -> RolloutEngine:

@@ -24,8 +24,8 @@ from transformers import TrainerCallback
 
 from paceline.config import Config, config_from, setting_names
 from paceline.core import Completion, Request, mix_seed
-from paceline.draft.eagle.model import EagleModel, load_drafter, new_drafter
-from paceline.draft.eagle.vocabulary import choose_tokens
+from paceline.draft.eagle.model import EagleModel
+from paceline.draft.registry import make_network
 from paceline.errors import UserError
 from paceline.integrations.mirror import Mirror, base_model
 from paceline.integrations.sidecar import STATE, SideCar, read_state
@@ -49,7 +49,6 @@ TRAINERS = {
     for name in ("prompts", "samples", "temperature", "top_k", "top_p", "min_p", "max_tokens", "min_tokens", "stop")
 }
 LOGGED = ("seconds", "steps", "version", "every")  # of what the drafter's training says about itself
-WINDOW = 128  # tokens that a drafter looks back on which begins untrained
 
 
 class PacelineRollout(TrainerCallback):
@@ -206,12 +205,9 @@ class PacelineRollout(TrainerCallback):
             if name == "new" and decoder.config.layers < 3:
                 return None, False  # it taps three depths
         if trained is not None:
-            return load_drafter(trained, decoder), name != "new"
-        if name == "new":
-            return new_drafter(decoder, WINDOW, config.seed, choose_tokens(decoder)), False
-        folder = find_drafter(name, "")
-        assert folder is not None
-        return load_drafter(folder, decoder), True
+            return make_network(decoder, trained, config.seed), name != "new"
+        folder = None if name == "new" else find_drafter(name, "")
+        return make_network(decoder, folder, config.seed), folder is not None
 
     # The trainer's events
 

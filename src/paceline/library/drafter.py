@@ -18,7 +18,7 @@ from paceline.setup.build import choose_device, find_drafter
 
 
 class Drafter:
-    """A small network that guesses what a model will write. Guesses are checked, so it can only cost or save time."""
+    """A small network that drafts what a model will sample. Drafts are verified, so it can only cost or save time."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Drafter:
         report: Callable[[Fitted], None] = lambda fitted: None,
     ) -> Drafter:
         """A new one for `model`. The model writes `samples` answers to each of the prompts, then the drafter learns
-        from them for so many seconds. It looks back on `window` tokens, and guesses among the `vocab` most frequent
+        from them for so many seconds. It looks back on `window` tokens, and proposes among the `vocab` most frequent
         ones, by default all of a small vocabulary, and of a large one as many as make up 99.5 % of the answers (8,192
         at least, 32,768 at most). `report` is called after every step."""
         if not prompts:
@@ -76,8 +76,8 @@ class Drafter:
     def examine(
         self, prompts: Sequence[Prompt], *, temperature: float = 1.0, max_tokens: int = 512, seed: int = 1
     ) -> dict[str, Any]:
-        """How many of its guesses hold when the model answers these prompts: `accept_length` is tokens per check with
-        chains of seven guesses, `holds` the share of guesses that held by depth."""
+        """How many of its draft tokens are accepted on these prompts: `accept_length` is tokens per round with chains
+        of seven, the bonus token counted, `holds` the accepted share of those that were reached, by depth."""
         return count_accepted(self.neural, _requests(self.tokenizer, prompts, 1, temperature, max_tokens, seed))
 
     def save(self, folder: str | Path) -> Path:

@@ -32,7 +32,7 @@ class CompletionOutput:
 
 
 class Engine:
-    """A model that answers prompts: many at once, with guesses ahead where they pay. The same seed gives the same
+    """A model that answers prompts: many at once, with speculative decoding where it pays. The same seed gives the same
     answers, in any batch, with or without a drafter."""
 
     def __init__(
@@ -110,5 +110,5 @@ class Engine:
 
     @property
     def stats(self) -> EngineStats:
-        """What the engine has done so far: tokens, seconds, how many guesses held."""
+        """What the engine has done so far: tokens, seconds, accepted draft tokens."""
         return self._engine.stats

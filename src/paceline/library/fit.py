@@ -1,5 +1,5 @@
-"""Making and examining drafters: answers to learn from, training on them, counting the guesses that hold. What
-`paceline draft` and the library have in common."""
+"""Making and examining drafters: answers to learn from, training on them, counting the draft tokens that are accepted.
+What `paceline draft` and the library have in common."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core import Request
+from paceline.draft.eagle.drafter import EagleDrafter
 from paceline.draft.eagle.loss import DraftLoss, batches, read_sequences, suitable_rate
 from paceline.draft.eagle.model import EagleModel, new_drafter
-from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.eagle.trainer import TrainSettings
 from paceline.draft.eagle.vocabulary import choose_tokens
 from paceline.draft.strategy import Strategy
 from paceline.model import Decoder
@@ -37,7 +38,7 @@ def generate_sequences(policy: Decoder, requests: Sequence[Request]) -> list[Tok
 def drafter_for(
     policy: Decoder, texts: Sequence[TokenSequence], window: int, vocab: int | None = None, seed: int = 0
 ) -> EagleModel:
-    """A new one, that can guess `vocab` of the tokens that are frequent in answers; see `draft.vocabulary`."""
+    """A new one, that can propose `vocab` of the tokens that are frequent in completions; see `eagle.vocabulary`."""
     written = (token for text, prompt in texts for token in text[prompt:])
     return new_drafter(policy, window, seed, choose_tokens(policy, vocab, written))
 
@@ -65,7 +66,7 @@ def fit(
 ) -> Fitted:
     """Train a drafter for so long; `report` is called after every step."""
     settings = TrainSettings(lr=suitable_rate(drafter.policy), loss=loss, first_runs=2)
-    trainer, done, started = DrafterTrainer(drafter, settings), Fitted(), time.perf_counter()
+    trainer, done, started = EagleDrafter(drafter).make_trainer(settings), Fitted(), time.perf_counter()
     feed = _endless(texts, STEP_GPU if drafter.fc.is_cuda else STEP, random.Random(seed))
     batch = next(feed)
     seen = read_sequences(drafter, batch)
@@ -88,13 +89,13 @@ def _endless(texts: Sequence[TokenSequence], tokens: int, dice: random.Random) -
 
 
 def count_accepted(drafter: EagleModel, requests: Sequence[Request], depth: int = DEPTH) -> dict[str, Any]:
-    """Answer with chains of guesses, and count those that hold: by depth, and by place in the answer."""
+    """Decode with chains, and count accepted draft tokens: by depth, and by position in the completion."""
     strategy = Strategy.parse(f"neural:{depth}")
     engine = RolloutEngine(
-        drafter.policy, EngineSettings(max_batch=min(64, len(requests))), None, [drafter], [strategy]
+        drafter.policy, EngineSettings(max_batch=min(64, len(requests))), None, [EagleDrafter(drafter)], [strategy]
     )
     engine.choose = lambda batch: strategy
-    reached, held = Counter[int](), Counter[int]()
+    reached, accepted = Counter[int](), Counter[int]()
     lengths: list[list[int]] = [[] for _ in POSITIONS]
     engine.submit(requests)
     while engine.unfinished:
@@ -106,11 +107,11 @@ def count_accepted(drafter: EagleModel, requests: Sequence[Request], depth: int 
             if not gained:  # others were admitted
                 continue
             reached.update(range(min(gained, depth)))
-            held.update(range(gained - 1))
+            accepted.update(range(gained - 1))
             place = next(i for i, end in enumerate(POSITIONS) if before[seq.request.id] < end)
             lengths[place].append(gained)
     return {
         "accept_length": round(engine.stats.accept_length, 3),
-        "holds": [round(held[d] / max(1, reached[d]), 3) for d in range(depth)],
+        "holds": [round(accepted[d] / max(1, reached[d]), 3) for d in range(depth)],
         "by_position": [round(sum(n) / len(n), 3) if n else None for n in lengths],
     }

@@ -1,4 +1,4 @@
-"""The two ways a pass of the engine looks at the cache: filling it with prompts, and decoding over it."""
+"""Attention of the engine's passes over the KV cache: filling it with prompts, and decoding over it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from paceline.rollout.pages import PagePool
 class PrefillAttention(PackedAttention):
     """Whole sequences from their first token on: they see themselves, and leave their keys and values in the pages."""
 
-    def __init__(self, pool: PagePool, lengths: list[int], places: Tensor):
-        super().__init__(lengths, places.device)
-        self.pool, self.slots = pool, places
+    def __init__(self, pool: PagePool, lengths: list[int], slots: Tensor):
+        super().__init__(lengths, slots.device)
+        self.pool = pool
+        self.slots = slots
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.pool.write(layer, self.slots, k, v)
@@ -30,11 +31,13 @@ class DecodeAttention:
     Those for which a request has no page go to the scratch page: `usable` tells which ones have one."""
 
     def __init__(self, pool: PagePool, table: Tensor, context: Tensor, heads: int, tree: Tensor | None = None):
-        self.pool, self.table, self.context = pool, table, context
+        self.pool = pool
+        self.table = table
+        self.context = context
         self.tree = chain_tree(len(context), 1, context.device) if tree is None else tree
         self.new = self.tree.shape[1]
         kv_heads = pool.k.shape[2]
-        # Where the new tokens are written, and which of them have a place of their own, bool [B, T].
+        # Where the new tokens are written, and which of them have a slot of their own, bool [B, T].
         self.slots, self.usable = kv_slots(table, context, self.new, pool.page_size, kv_heads)
         self.rows: PageRows | None = None
         if not has_kernels(pool.k):
@@ -45,7 +48,7 @@ class DecodeAttention:
         """Move on to the next token of the same requests, if that is cheaper than building anew."""
         if self.rows is None or self.rows.steps_left == 0:
             return False
-        self.slots += 1  # the next place within each page
+        self.slots += 1  # the next slot within each page
         self.rows.advance()
         return True
 

@@ -1,4 +1,4 @@
-"""Where two rollouts of the same requests differ, and by how little the race was decided there."""
+"""Where two rollouts of the same requests differ, and how close the scores of the two tokens were there."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from paceline.model.decoder import Decoder, rms_norm
 from paceline.model.rope import rotation_constants, rotations
 
 WIDER = {torch.bfloat16: torch.float32, torch.float32: torch.float64, torch.float64: torch.float64}
-LATEST = 32  # places over which the effect of rounding is measured
+LATEST = 32  # positions over which the effect of rounding is measured
 
 
 @dataclass
 class Difference:
-    """Where two rollouts of a request first drew different tokens, and by how little the race was decided."""
+    """Where two rollouts of a request first sampled different tokens, and how close their scores were."""
 
     request: int
     position: int
@@ -31,11 +31,11 @@ class Difference:
 
 
 def explain(model: Decoder, pairs: list[tuple[Completion, Completion]]) -> list[Difference]:
-    """Run the policy once more over what each two have in common, and look at the race that they decided differently.
+    """Run the policy once more over what each two have in common, and compare the scores of the tokens that differ.
 
     The pass is run in the model's precision and in a wider one. Their largest difference, over all tokens of the
-    vocabulary at the latest places, is what rounding does to a score. A near-tie is a race whose candidates lie closer
-    together than twice that: each of the two may have been moved."""
+    vocabulary at the latest positions, is what rounding does to a score. A near-tie is a pair of tokens whose scores
+    lie closer together than twice that: each of the two may have been moved."""
     if not pairs:
         return []
     return [_explain(model, a, b) for a, b in pairs]
@@ -52,15 +52,15 @@ def _explain(model: Decoder, a: Completion, b: Completion) -> Difference:
     scores = exact[-1] / (temperature or 1.0)
     if temperature:
         key = torch.tensor([request_key(a.request.seed, a.request.id)], device=model.device)
-        place = torch.tensor([len(tokens)], device=model.device)
-        scores = scores + gumbel(position_keys(key, place), len(scores), torch.float64)[0]
+        position = torch.tensor([len(tokens)], device=model.device)
+        scores = scores + gumbel(position_keys(key, position), len(scores), torch.float64)[0]
     gap = abs(float(scores[a.tokens[shared]] - scores[b.tokens[shared]]))
     return Difference(a.request.id, shared, gap, rounding, gap <= 2 * rounding)
 
 
 @torch.no_grad()
 def _latest_logits(model: Decoder, tokens: list[int]) -> Tensor:
-    """float64 [places, V], the last row being what the next token is drawn from."""
+    """float64 [positions, V], the last row being what the next token is drawn from."""
     attention = PackedAttention([len(tokens)], model.device)
     hidden, _ = model(torch.tensor(tokens, device=model.device), attention.positions(), attention)
     return model.logits(hidden[-LATEST:]).double()

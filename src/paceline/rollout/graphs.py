@@ -20,7 +20,8 @@ class GraphPool:
         self.captured = 0
         self._graphs: dict[object, tuple[Graph, tuple[Tensor, ...]]] = {}
         self._memory = torch.cuda.graph_pool_handle()
-        # What is captured on a stream keeps its priority: where the drafter is trained beside it, decoding goes first.
+        # What is captured on a stream keeps its priority: where the drafter is trained at the same time, decoding goes
+        # first.
         # One for all graphs, because memory of the pool is used again on the same stream only.
         self._urgent = torch.cuda.Stream(priority=-1)
 

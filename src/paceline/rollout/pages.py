@@ -24,10 +24,10 @@ class PagePool:
         self.page_size = page_size
         self.pages = pages
         shape = (config.layers, pages, config.kv_heads, page_size, config.head_dim)
-        # Zeros, because masked places still enter a sum on the CPU path, where anything but a number would spoil it.
+        # Zeros, because masked slots still enter a sum on the CPU path, where anything but a number would spoil it.
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
-        # A layer's pool, and the same as one row of d numbers per page, head and place.
+        # A layer's pool, and the same as one row of d numbers per page, head and slot.
         self.k_layers, self.v_layers = self.k.unbind(0), self.v.unbind(0)
         self._k_rows = [k.view(-1, config.head_dim) for k in self.k_layers]
         self._v_rows = [v.view(-1, config.head_dim) for v in self.v_layers]
@@ -67,7 +67,7 @@ class PagePool:
                 heapq.heappush(self._free, page)
 
     def copy(self, source: int, targets: list[int], tokens: int) -> None:
-        """Copy the first `tokens` places of a page to others, all layers at once."""
+        """Copy the first `tokens` slots of a page to others, all layers at once."""
         for pool in (self.k, self.v):
             pool[:, targets, :, :tokens] = pool[:, source, None, :, :tokens]
 

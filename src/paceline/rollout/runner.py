@@ -1,32 +1,31 @@
-"""Runs the model for the engine: prompts into pages, one token for every running request or a tree of guesses, and the
-race.
+"""Runs the model for the engine: prompts into pages, one token for every running request or a tree of draft tokens to
+verify, and sampling.
 
 On CUDA each of these is one graph replay: upload the rows, replay, read tokens and log-probabilities back in a single
-copy. Graphs are captured on first use for a ladder of batch sizes; the optimizer updates weights in place, so they stay
-valid across RL steps. A graph that checks guesses does not care who made them.
+copy. Graphs are captured for a ladder of batch sizes, when the engine is made or on first use; the optimizer updates
+weights in place, so they stay valid across RL steps. A graph that verifies a draft does not care who made it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections.abc import Sequence as Many
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from paceline.core import Filters
-from paceline.draft.base import Draft
-from paceline.draft.eagle.drafting import EagleDrafting
-from paceline.draft.eagle.features import FeatureRing
-from paceline.draft.strategy import MAX_NODES, Strategy
+from paceline.draft.base import BaseDrafter, DeviceDrafter, Draft, DraftSequence, PassShape, Work
+from paceline.draft.ladder import batch_ladder, bucket
+from paceline.draft.strategy import Strategy
 from paceline.draft.tree import chain, tree, walk
-from paceline.draft.tuner import sizes
 from paceline.kernels.accept import pack_output
 from paceline.kernels.move_kv import move_accepted_kv
 from paceline.kernels.noise import noise_ahead, noise_dtype
 from paceline.kernels.positions import tree_nodes
 from paceline.model.decoder import Decoder
 from paceline.rollout.attention import DecodeAttention, PrefillAttention
+from paceline.rollout.draft_buffer import DraftBuffer
 from paceline.rollout.graphs import GraphPool
 from paceline.rollout.in_flight import PendingOutput, PinnedOutput, SampledTokens
 from paceline.rollout.pages import PagePool
@@ -35,14 +34,23 @@ from paceline.rollout.sampling import NoiseAhead, draw
 from paceline.rollout.scheduler import Fill
 
 
+class PassRows(NamedTuple):
+    """The rows that a round runs over: those of the first sequences, whose last token is not in the KV cache yet."""
+
+    sequences: int
+    filters: Filters = Filters.NONE
+    upload: bool = True
+    """Whether the host's rows are uploaded first; otherwise the device goes on with its own, which the last pass has
+    advanced."""
+    version: int | None = None
+    """A number that stays the same while the rows do, but for the token that each gained in the last pass."""
+
+
 class PrefillResult(NamedTuple):
-    """What a text leaves: of its last token the state that the next one is drawn from and the features, and the
-    drafter's last entries."""
+    """What a prompt leaves: the hidden state of its last token, and what each drafter keeps of it."""
 
     hidden: Tensor
-    features: Tensor | None = None
-    entries: Any = None
-    length: int = 0
+    kept: tuple[Any, ...]
 
 
 class ModelRunner:
@@ -52,24 +60,31 @@ class ModelRunner:
         pool: PagePool,
         rows: Rows,
         graphs: GraphPool | None,
-        ring: FeatureRing | None = None,
-        neural: EagleDrafting | None = None,
+        drafters: Many[DeviceDrafter] = (),
     ):
-        self.model, self.pool, self.rows, self.graphs = model, pool, rows, graphs
-        self.ring, self.neural = ring, neural
-        self.ladder = sizes(len(rows.host))
-        self.catch_ups = 0
-        """Passes in which the neural drafter made up for rounds that it had missed."""
+        self.model = model
+        self.pool = pool
+        self.rows = rows
+        self.graphs = graphs
+        self.drafters = tuple(drafters)
+        self.ladder = batch_ladder(len(rows.host))
+        self._taps = any(d.uses_features for d in drafters)
         self._noise = NoiseAhead(model.config.vocab_size, model.dtype)
         self._attention: DecodeAttention | None = None
-        self._batch = (-1, -1)
-        self._ahead: Tensor | None = None
-        # Guesses and their parents, where the checking pass finds them, and where the host lays out its own.
-        self._guesses = torch.zeros(2, len(rows.host), MAX_NODES, dtype=torch.int32, device=model.device)
-        self._outbox = torch.zeros_like(self._guesses, device="cpu", pin_memory=self._guesses.is_cuda)
-        self._landing = PinnedOutput(len(rows.host)) if self._guesses.is_cuda else None
+        self._version: tuple[int, int] | None = None  # batch size and version of the rows of the last plain pass
+        self._draft_noise: Tensor | None = None  # that the last draft was sampled with
+        self._drafts = DraftBuffer(len(rows.host), model.device)
+        self._pinned = PinnedOutput(len(rows.host)) if model.device.type == "cuda" else None
 
-    def fill(self, fills: list[Fill]) -> list[PrefillResult]:
+    def shape(self, count: int) -> PassShape:
+        """The shape of a pass over so many rows."""
+        if self.graphs is None:
+            return PassShape(count, count, False)
+        return PassShape(count, bucket(self.ladder, count), True)
+
+    # Prompts
+
+    def prefill(self, fills: list[Fill]) -> list[PrefillResult]:
         """Run whole sequences and leave their keys and values in their pages."""
         device, size = self.model.device, self.pool.page_size
         lengths = [len(f.tokens) for f in fills]
@@ -77,16 +92,14 @@ class ModelRunner:
         pages = torch.tensor([f.pages[i // size] for f in fills for i in range(len(f.tokens))], device=device)
         positions = torch.cat([torch.arange(n) for n in lengths]).to(device)
         attention = PrefillAttention(self.pool, lengths, self.pool.slots(pages, positions % size))
-        hidden, features = self.model(tokens, positions, attention, taps=self.ring is not None)
+        hidden, features = self.model(tokens, positions, attention, taps=self._taps)
         last = torch.tensor(lengths, device=device).cumsum(0) - 1
-        if features is None:
-            return [PrefillResult(row) for row in hidden[last]]
-        assert self.neural is not None, "features are for a drafter"
-        entries = self.neural.prefill(tokens, features, positions, lengths)
-        return [PrefillResult(*parts) for parts in zip(hidden[last], features[last], entries, lengths, strict=True)]
+        kept = [d.prefill(tokens, features, positions, lengths) for d in self.drafters]
+        each = zip(*kept, strict=True) if kept else [()] * len(fills)
+        return [PrefillResult(*parts) for parts in zip(hidden[last], each, strict=True)]
 
-    def draw(self, filled: list[PrefillResult], first: int, filters: Filters) -> SampledTokens:
-        """Draw the next token of the rows from `first` on, given what their prompts left."""
+    def sample_first(self, filled: list[PrefillResult], first: int, filters: Filters) -> SampledTokens:
+        """Sample the first token of the rows from `first` on, given what their prompts left."""
         last = first + len(filled)
         self.rows.upload(last)
         rows = self.rows.view(first, last)
@@ -95,181 +108,151 @@ class ModelRunner:
         tokens, logprobs = draw(
             logits, rows.sampling, rows.context, filters, lambda: noise.next(rows.sampling.keys, rows.context)
         )
-        if self.ring is not None:
-            features = torch.stack([f.features for f in filled if f.features is not None])
-            self.ring.put(rows.slot, rows.context - 1, features[:, None], tokens[:, None])
-        if self.neural is not None:
-            for f, slots in _by_prompt(filled, self.rows.slot[first:last].tolist()):
-                self.neural.cache.fill(torch.tensor(slots, device=tokens.device), f.entries, f.length)
-        self._batch = (-1, -1)
-        return self._result(self._drawn(tokens[:, None], logprobs[:, None]), len(filled)).read()
+        slots = self.rows.slot[first:last].tolist()
+        for i, drafter in enumerate(self.drafters):
+            drafter.take_prefill(rows, slots, [f.kept[i] for f in filled], tokens)
+        self._version = None
+        return self._fetch(self._pack(tokens[:, None], logprobs[:, None]), len(filled)).read()
 
-    def decode(self, count: int, filters: Filters, batch: int, upload: bool = True) -> PendingOutput:
-        """One more token for each of the first `count` rows, whose last token is not in the cache yet. `batch` is a
-        number that stays the same while the rows do, but for the one token that each gained in the last step. Without
-        `upload` the device goes on with its own rows, which the last pass has moved on."""
-        bucket = self._bucket(count)
-        steady = -1 if self.rows.apart else batch
-        work = lambda: self._decode(bucket, filters, steady)  # noqa: E731
-        return self._result(self._run(("plain", bucket, filters), bucket, work, upload), count)
+    # Plain decoding
 
-    def _decode(self, count: int, filters: Filters, batch: int) -> tuple[Tensor, ...]:
-        rows = self.rows.view(0, count)
-        attention = self._steady(count, rows, batch)
-        hidden, features = self.model(rows.tokens, rows.context, attention, taps=self.ring is not None)
+    def decode(self, rows: PassRows) -> PendingOutput:
+        """One more token for each row."""
+        batch = self.shape(rows.sequences).batch
+        version = None if self.rows.apart else rows.version
+        work = lambda: self._decode(batch, rows.filters, version)  # noqa: E731
+        return self._fetch(self._run(("plain", batch, rows.filters), batch, work, rows.upload), rows.sequences)
+
+    def _decode(self, batch: int, filters: Filters, version: int | None) -> tuple[Tensor, ...]:
+        rows = self.rows.view(0, batch)
+        attention = self._decode_attention(batch, rows, version)
+        hidden, features = self.model(rows.tokens, rows.context, attention, taps=self._taps)
         noise = lambda: self._noise.next(rows.sampling.keys, rows.context + 1)  # noqa: E731
         tokens, logprobs = draw(self.model.logits(hidden), rows.sampling, rows.context, filters, noise, ahead=1)
-        if self.ring is not None and features is not None:
-            self.ring.put(rows.slot, rows.context, features[:, None], tokens[:, None])
-        return self._landed(count, tokens[:, None], logprobs[:, None])
+        for drafter in self.drafters:
+            drafter.on_pass(rows, None if features is None else features[:, None], tokens[:, None])
+        return self._advance(batch, tokens[:, None], logprobs[:, None])
 
-    def _steady(self, count: int, rows: RowsView, batch: int) -> DecodeAttention:
-        """What this step looks at. While the batch stays the same, the last step's view only moves on."""
-        same = batch >= 0 and (count, batch) == self._batch
+    def _decode_attention(self, batch: int, rows: RowsView, version: int | None) -> DecodeAttention:
+        """While the rows stay the same, the attention of the last pass only moves on by a token."""
+        same = version is not None and (batch, version) == self._version
         if not same:
             self._noise.forget()
-        self._batch = (count, batch)
+        self._version = None if version is None else (batch, version)
         if not (same and self._attention and self._attention.advance()):
             self._attention = DecodeAttention(self.pool, rows.table, rows.context, self.model.config.heads)
         return self._attention
 
-    def missed(self, count: int) -> int:
-        """Rows of the passes in which the neural drafter would make up for what it missed, before it can guess."""
-        neural = self.neural
-        if neural is None:
-            return 0
-        bucket, missing = self._bucket(count), min(neural.missing(count), neural.reach(count) - 1)
-        most = neural.entries(bucket)
-        passes = -(-max(0, missing - neural.step) // most)
-        return bucket * (passes * most if self.graphs else min(missing, passes * most))
+    # Drafting and verifying
 
-    def propose(self, count: int, strategy: Strategy) -> None:
-        """Let the neural drafter guess for the first `count` rows. What it missed while it was off is made up first."""
-        neural = self.neural
-        assert neural is not None, "the engine offers only strategies whose drafter it has"
-        neural.skip(count)
-        bucket = self._bucket(count)
-        while (missing := neural.missing(count)) > neural.step:
-            # A graph has one size; without one, no more is made than is missing.
-            new = neural.entries(bucket) if self.graphs else min(neural.entries(bucket), missing)
-            self._run(("catch up", bucket), bucket, lambda new=new: neural.catch_up(bucket, new)[:1])
-            self._wait()
-            self.catch_ups += 1
-            made = self.rows.drafted[:count] + new
-            # The last entry comes with the guesses.
-            self.rows.drafted[:count] = made.clip(max=self.rows.context[:count])
-        self.propose_on(count, strategy, upload=True)
+    def propose(
+        self, rows: PassRows, drafter: BaseDrafter, strategy: Strategy, sequences: Many[DraftSequence] = ()
+    ) -> None:
+        """Let a drafter propose for the rows, and leave the draft for `verify`. A drafter on the host gets the
+        sequences of the rows."""
+        shape = self.shape(rows.sequences)
+        if not isinstance(drafter, DeviceDrafter):
+            self._drafts.upload(drafter.propose(sequences, strategy), shape.batch)
+            return
+        if rows.upload:  # otherwise it took part in the last round, which left it nothing to catch up on
+            for work in drafter.catch_up(shape):
+                self._run(("catch up", drafter.name, shape.batch), shape.batch, work, upload=True)
+                self._wait()
+        work = lambda: self._propose(shape.batch, drafter, strategy)  # noqa: E731
+        self._run(("draft", shape.batch, strategy), shape.batch, work, rows.upload)
 
-    def propose_on(self, count: int, strategy: Strategy, upload: bool = False) -> None:
-        """Let it guess where it has missed nothing but the last round."""
-        bucket = self._bucket(count)
-        self._run(("draft", bucket, strategy), bucket, lambda: self._propose(bucket, strategy), upload)
+    def propose_nothing(self, rows: PassRows, strategy: Strategy) -> None:
+        """Leave an empty draft for `verify`."""
+        draft = Draft.empty(rows.sequences, strategy.nodes)
+        draft.parents[:] = 0
+        self._drafts.upload(draft, self.shape(rows.sequences).batch)
 
-    def _propose(self, bucket: int, strategy: Strategy) -> tuple[Tensor, ...]:
-        assert self.neural is not None
-        if not (strategy.chain and self.neural.races):
-            self._ahead = self._noise_ahead(self.rows.view(0, bucket), strategy.depth)
-        tokens, parents = self.neural.propose(bucket, strategy, self._ahead)
-        self._guesses[0, :bucket, : strategy.nodes] = tokens
-        self._guesses[1, :bucket, : strategy.nodes] = parents
-        self.rows.have_drafted(bucket)
+    def _propose(self, batch: int, drafter: DeviceDrafter, strategy: Strategy) -> tuple[Tensor, ...]:
+        def noise() -> Tensor:
+            self._draft_noise = self._next_noise(self.rows.view(0, batch), strategy.depth)
+            return self._draft_noise
+
+        self._drafts.put(*drafter.propose_on_device(batch, strategy, noise))
         return ()
 
-    def hand_in(self, draft: Draft) -> None:
-        """Take guesses that were made on the host."""
-        count, nodes = draft.tokens.shape
-        bucket = self._bucket(count)
-        # The last round has been read, so nobody reads the outbox any more.
-        box = self._outbox.view(-1)[: 2 * bucket * nodes].view(2, bucket, nodes)
-        box[0, :count], box[1, :count] = torch.from_numpy(draft.tokens), torch.from_numpy(draft.parents)
-        box[:, count:] = 0  # rows that pad a graph are trees too: what an earlier draft left may not be one
-        self._guesses[:, :bucket, :nodes].copy_(box, non_blocking=True)
+    def verify(self, rows: PassRows, strategy: Strategy) -> PendingOutput:
+        """Verify the draft of each row: what plain decoding would have sampled, as far as its accepted tokens reach."""
+        batch = self.shape(rows.sequences).batch
+        work = lambda: self._verify(batch, rows.filters, strategy)  # noqa: E731
+        self._version = None
+        key = ("verify", batch, rows.filters, strategy.nodes, strategy.depth, strategy.chain)
+        return self._fetch(self._run(key, batch, work, rows.upload), rows.sequences)
 
-    def verify(self, count: int, filters: Filters, strategy: Strategy, upload: bool = True) -> PendingOutput:
-        """Check the guesses of the first `count` rows: what plain decoding would have written, as far as they reach.
-        `upload` as in `decode`; after `propose` the device has the rows already."""
-        bucket = self._bucket(count)
-        shape = (strategy.nodes, strategy.depth, strategy.chain)
-        work = lambda: self._verify(bucket, filters, *shape)  # noqa: E731
-        self._batch = (-1, -1)
-        return self._result(self._run(("verify", bucket, filters, *shape), bucket, work, upload), count)
-
-    def _verify(self, count: int, filters: Filters, nodes: int, depth: int, is_chain: bool) -> tuple[Tensor, ...]:
-        rows, model = self.rows.view(0, count), self.model
-        guesses, parents = self._guesses[0, :count, :nodes], self._guesses[1, :count, :nodes]
-        shape = chain(count, nodes, model.device) if is_chain else tree(parents, depth)
-        tokens, places = tree_nodes(rows.tokens, rows.context, guesses, shape.depth)
+    def _verify(self, batch: int, filters: Filters, strategy: Strategy) -> tuple[Tensor, ...]:
+        rows, model, depth = self.rows.view(0, batch), self.model, strategy.depth
+        drafted, parents = self._drafts.get(batch, strategy)
+        shape = chain(batch, strategy.nodes, model.device) if strategy.chain else tree(parents, depth)
+        tokens, positions = tree_nodes(rows.tokens, rows.context, drafted, shape.depth)
         attention = DecodeAttention(self.pool, rows.table, rows.context, model.config.heads, shape.bits)
-        hidden, features = model(tokens, places, attention, taps=self.ring is not None)
-        ahead, self._ahead = self._ahead, None
-        noise = lambda: self._tree_noise(rows, shape.depth, depth, is_chain, ahead)  # noqa: E731
+        hidden, features = model(tokens, positions, attention, taps=self._taps)
+        known, self._draft_noise = self._draft_noise, None
+        noise = lambda: self._tree_noise(rows, shape.depth, strategy, known)  # noqa: E731
         logits = model.logits(hidden)
-        winners, logprobs = draw(logits, rows.sampling, rows.context, filters, noise, shape.depth, ahead=1)
-        winners, logprobs = winners.view(count, -1), logprobs.view(count, -1)
-        held, way = walk(shape, guesses, parents, winners, attention.usable)
-        if not is_chain:
-            way = way[:, : depth + 1]
-            self._settle(attention, way, held)
-            winners, logprobs = winners.gather(1, way), logprobs.gather(1, way)
-        if self.ring is not None and features is not None:
-            features = features.view(count, nodes + 1, -1)
-            self.ring.put(rows.slot, rows.context, features, winners, None if is_chain else way, held)
-        return self._landed(count, winners, logprobs, held)
+        sampled, logprobs = draw(logits, rows.sampling, rows.context, filters, noise, shape.depth, ahead=1)
+        sampled, logprobs = sampled.view(batch, -1), logprobs.view(batch, -1)
+        num_accepted, path = walk(shape, drafted, parents, sampled, attention.usable)
+        if not strategy.chain:
+            path = path[:, : depth + 1]
+            self._move_accepted_kv(attention, path, num_accepted)
+            sampled, logprobs = sampled.gather(1, path), logprobs.gather(1, path)
+        if features is not None:
+            features = features.view(batch, strategy.num_verified, -1)
+        for drafter in self.drafters:
+            drafter.on_pass(rows, features, sampled, None if strategy.chain else path, num_accepted)
+        return self._advance(batch, sampled, logprobs, num_accepted)
 
-    def _tree_noise(self, rows: RowsView, level: Tensor, depth: int, is_chain: bool, ahead: Tensor | None) -> Tensor:
-        """The noise [B * T, V] of each member's position, made once per level."""
-        # What a draft has just raced with (`ahead`) need not be made again, but graphs hand nothing on to each other.
-        noise = self._noise_ahead(rows, depth) if ahead is None or self.graphs is not None else ahead
-        if not is_chain:
+    def _tree_noise(self, rows: RowsView, level: Tensor, strategy: Strategy, known: Tensor | None) -> Tensor:
+        """The noise [B * T, V] of each node's position, made once per level."""
+        # What a draft was just sampled with need not be made again, but graphs hand nothing on to each other.
+        noise = self._next_noise(rows, strategy.depth) if known is None or self.graphs is not None else known
+        if not strategy.chain:
             noise = noise[torch.arange(len(level), device=level.device)[:, None], level]
         return noise.flatten(0, 1)
 
-    def _noise_ahead(self, rows: RowsView, depth: int) -> Tensor:
-        """The noise [B, depth + 1, V] of the next places."""
+    def _next_noise(self, rows: RowsView, depth: int) -> Tensor:
+        """The noise [B, depth + 1, V] of the next positions."""
         dtype = noise_dtype(self.model.dtype)
         return noise_ahead(rows.sampling.keys, rows.context + 1, depth + 1, self.model.config.vocab_size, dtype)
 
-    def _settle(self, attention: DecodeAttention, way: Tensor, held: Tensor) -> None:
-        """Bring the keys and values of the guesses that hold to where plain decoding would have put them."""
+    def _move_accepted_kv(self, attention: DecodeAttention, path: Tensor, num_accepted: Tensor) -> None:
+        """Move the keys and values of accepted draft tokens to where plain decoding would have put them."""
         slots = attention.slots.view(*attention.tree.shape, -1)  # [B, T, kv_heads]
         k, v = (pool.view(pool.shape[0], -1, pool.shape[-1]) for pool in (self.pool.k, self.pool.v))
-        move_accepted_kv(k, v, slots, way, held)
+        move_accepted_kv(k, v, slots, path, num_accepted)
 
-    def _bucket(self, count: int) -> int:
-        return count if self.graphs is None else self.ladder[bisect_left(self.ladder, count)]
+    # Passes
+
+    def _run(self, key: object, batch: int, work: Work, upload: bool) -> tuple[Tensor, ...]:
+        if upload:
+            self.rows.upload(batch)
+        return work() if self.graphs is None else self.graphs.run(key, work, self.rows.device[:batch])
 
     def _wait(self) -> None:
         """Until the device has read the rows, which are about to change."""
         if self.model.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
-    def _run(self, key: object, bucket: int, work: Any, upload: bool = True) -> tuple[Tensor, ...]:
-        if upload:
-            self.rows.upload(bucket)  # catching up changes the rows in between
-        return work() if self.graphs is None else self.graphs.run(key, work, self.rows.device[:bucket])
-
-    def _landed(self, count: int, tokens: Tensor, logprobs: Tensor, held: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Move the device's rows on -> what a pass leaves for the host."""
-        return self._drawn(tokens, logprobs, held, self.rows.move_on(count, tokens, logprobs, held))
-
-    def _drawn(
-        self, tokens: Tensor, logprobs: Tensor, held: Tensor | None = None, packed: Tensor | None = None
+    def _advance(
+        self, batch: int, tokens: Tensor, logprobs: Tensor, num_accepted: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """What was drawn, as the host is told; on a GPU in one piece, which may be `packed` already."""
-        if self._landing is not None:
-            return (pack_output(tokens, logprobs, held) if packed is None else packed,)
-        return tokens, logprobs, tokens.new_zeros(len(tokens)) if held is None else held
+        """Advance the device's rows -> what a pass leaves for the host."""
+        return self._pack(tokens, logprobs, num_accepted, self.rows.advance(batch, tokens, logprobs, num_accepted))
 
-    def _result(self, parts: tuple[Tensor, ...], count: int) -> PendingOutput:
-        if self._landing is not None:
-            return self._landing.fetch(parts[0][:count])
-        tokens, logprobs, held = (part[:count] for part in parts)
-        return PendingOutput(tokens, logprobs, held)
+    def _pack(
+        self, tokens: Tensor, logprobs: Tensor, num_accepted: Tensor | None = None, packed: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """What was sampled, as the host is told; on a GPU in one piece, which may be `packed` already."""
+        if self._pinned is not None:
+            return (pack_output(tokens, logprobs, num_accepted) if packed is None else packed,)
+        return tokens, logprobs, tokens.new_zeros(len(tokens)) if num_accepted is None else num_accepted
 
-
-def _by_prompt(filled: list[PrefillResult], slots: list[int]) -> list[tuple[PrefillResult, list[int]]]:
-    """Answers to the same prompt share what it left: a copy for each on its own would take longer than the prompt."""
-    shared: dict[int, tuple[PrefillResult, list[int]]] = {}
-    for one, slot in zip(filled, slots, strict=True):
-        shared.setdefault(id(one), (one, []))[1].append(slot)
-    return list(shared.values())
+    def _fetch(self, parts: tuple[Tensor, ...], count: int) -> PendingOutput:
+        if self._pinned is not None:
+            return self._pinned.fetch(parts[0][:count])
+        tokens, logprobs, num_accepted = (part[:count] for part in parts)
+        return PendingOutput(tokens, logprobs, num_accepted)

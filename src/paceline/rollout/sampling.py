@@ -1,4 +1,4 @@
-"""Sampling as a race with known noise.
+"""Sampling with known noise.
 
 The token at a position is argmax_v(logit_v / T + gumbel_v) over the tokens that the filters keep, with the noise of
 `kernels.noise`. There is no generator to keep in step: whoever computes the same logits draws the same token.
@@ -29,14 +29,14 @@ class SamplingRows:
     top_k: Tensor  # int32 [B]
     top_p: Tensor  # float32 [B]
     min_p: Tensor  # float32 [B]
-    min_left: Tensor  # int32 [B] tokens until the answer may end
+    min_left: Tensor  # int32 [B] tokens until the completion may end
     banned: Tensor  # int32 [B, 8] tokens that would end it, padded with repeats; -1 throughout where there are none
 
     def part(self, first: int, last: int) -> SamplingRows:
         return SamplingRows(*(x[first:last] for x in vars(self).values()))
 
     def spread(self, depth: Tensor) -> SamplingRows:
-        """The parameters of tree members [B * T], which lie `depth` [B, T] tokens ahead of each request."""
+        """The parameters of tree nodes [B * T], which lie `depth` [B, T] tokens ahead of each request."""
 
         def each(x: Tensor) -> Tensor:
             return x[:, None].expand(-1, depth.shape[1], *x.shape[1:]).flatten(0, 1)
@@ -49,18 +49,18 @@ class SamplingRows:
 def draw(
     logits: Tensor,
     rows: SamplingRows,
-    places: Tensor,
+    positions: Tensor,
     filters: Filters,
     noise: Callable[[], Tensor],
     level: Tensor | None = None,
     ahead: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Draw the tokens `ahead` of `places` [B], or of the members of trees `level` [B, T] behind those, as
-    `gumbel_argmax` does. `noise` is called where it has to be written out: a GPU makes it on the way, unless something
-    is sorted."""
+    """Sample the tokens `ahead` of `positions` [B], or of the nodes of trees `level` [B, T] behind those, as
+    `gumbel_argmax` does. `noise` is called where it has to be materialized: a GPU kernel makes its own, unless
+    something is sorted."""
     if has_kernels(logits) and filters < Filters.SORTS:
         bans = Bans(rows.banned, rows.min_left) if filters else None
-        return gumbel_argmax(logits, rows.keys, places, rows.temperature, level, ahead=ahead, bans=bans)
+        return gumbel_argmax(logits, rows.keys, positions, rows.temperature, level, ahead=ahead, bans=bans)
     return filtered_gumbel_argmax(logits, rows if level is None else rows.spread(level), noise(), filters)
 
 

@@ -1,7 +1,7 @@
 """Who decodes, who waits, and who owns which pages.
 
 Requests are admitted in order while there are pages for them. The prompt of a group is computed once: its full pages
-are shared, the last, partly filled one is copied to each answer. When pages run out in mid-flight, the request that
+are shared, the last, partly filled one is copied for each sample. When pages run out while decoding, the request that
 was admitted last is paused: it loses its pages and waits at the front of the queue; later it is computed again from its
 tokens and goes on exactly as it would have, because a token depends on its position and not on its history.
 """
@@ -23,7 +23,7 @@ class Prefix:
 
     pages: list[int]
     filled: Any = None
-    """What running it has left: the state that the first token of every answer is drawn from."""
+    """What its prefill returned: the state that the first token of every sample is drawn from."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Admission:
     fills: list[Fill] = field(default_factory=list)
     prefixes: dict[int, Prefix] = field(default_factory=dict)  # by index in `sequences`
     copies: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
-    """Page -> how many of its places, and the pages they are copied to once the fills are done."""
+    """Page -> how many of its slots, and the pages they are copied to once the fills are done."""
 
 
 class Scheduler:
@@ -68,11 +68,11 @@ class Scheduler:
         self.waiting = deque(seq for seq in self.waiting if seq not in gone)
         for seq in gone:
             self._fresh[seq.request.prompt] -= 1
-        self.settle()
+        self.release_prefixes()
         return [seq.request for seq in gone]
 
     def admit(self) -> Admission:
-        """Take waiting requests into the batch, as many as pages, rows and one prefill pass have room for."""
+        """Take waiting requests into the batch, as many as fit into pages, rows and one prefill pass."""
         out = Admission()
         filled = 0
         while self.waiting and len(self.running) < self.max_batch:
@@ -81,27 +81,27 @@ class Scheduler:
             cost = 0 if prefix else len(seq.tokens)
             if out.fills and filled + cost > self.prefill_tokens:
                 break
-            if not self._place(seq, prefix, out):
+            if not self._give_pages(seq, prefix, out):
                 if self.running:
                     break
                 # Nothing runs, so only prompts that wait for the rest of their group hold pages: let go of them.
                 self._drop_prefixes()
-                placed = self._place(seq, None, out, share=False)
-                assert placed, "submit() checks that a request alone always fits"
+                given = self._give_pages(seq, None, out, share=False)
+                assert given, "submit() checks that a request alone always fits"
             filled += cost
             self.waiting.popleft()
             self._enter(seq)
         return out
 
-    def _place(self, seq: Sequence, prefix: Prefix | None, out: Admission, share: bool = True) -> bool:
+    def _give_pages(self, seq: Sequence, prefix: Prefix | None, out: Admission, share: bool = True) -> bool:
         """Give a sequence its pages, if there are enough; one page per running request is kept back to grow into."""
         length = len(seq.tokens)
         full = length // self.pool.page_size
-        room = self.pool.free - len(self.running)
+        spare = self.pool.free - len(self.running)
         share = share and seq.fresh and (prefix is not None or self._fresh[seq.request.prompt] > 1)
         own = self.pool.needed(length + 1) - (full if share else 0)
         first = share and prefix is None
-        if own + (self.pool.needed(length) if first else 0) > room:
+        if own + (self.pool.needed(length) if first else 0) > spare:
             return False
         if first:
             prefix = Prefix(self.pool.take(self.pool.needed(length)))
@@ -129,15 +129,15 @@ class Scheduler:
         self.rows.put(len(self.running) - 1, seq)
         self.changes += 1
 
-    def settle(self) -> None:
-        """After an admission has been carried out: let go of prompts that nobody waits for any more."""
+    def release_prefixes(self) -> None:
+        """After an admission has been carried out: release prompts that no waiting request shares any more."""
         for prompt in [p for p in self._prefixes if not self._fresh[p]]:
             self.pool.release(self._prefixes.pop(prompt).pages)
             del self._fresh[prompt]
 
     def reserve(self, new: int = 1) -> None:
         """Make sure that every running request has a page for its next token, pausing the latest if need be, and, if
-        it can be had without pausing anyone, room for `new` tokens."""
+        it can be had without pausing anyone, slots for `new` tokens."""
         for seq in self._crossing(1):
             # The last token is not in the cache yet; the next pass puts it there.
             need = self.pool.needed(len(seq.tokens)) - len(seq.pages)
@@ -160,10 +160,10 @@ class Scheduler:
                     self._grow(seq, need)
 
     def _crossing(self, new: int) -> list[Sequence]:
-        """Those whose next tokens cross into a new page: nobody else can need one."""
+        """Those whose next tokens cross into a new page: no other can need one."""
         count, size = len(self.running), self.pool.page_size
-        places = self.rows.context[:count] % size
-        return [self.running[i] for i in ((places == 0) | (places + new > size)).nonzero()[0]]
+        offsets = self.rows.context[:count] % size
+        return [self.running[i] for i in ((offsets == 0) | (offsets + new > size)).nonzero()[0]]
 
     def _grow(self, seq: Sequence, pages: int) -> None:
         seq.pages += self.pool.take(pages)

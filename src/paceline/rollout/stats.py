@@ -1,4 +1,4 @@
-"""What the engine has done: counted, and round by round for those who look closer."""
+"""What the engine has done: counts and seconds, and a record of every round."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, fields, replace
 
 from paceline.draft.strategy import Strategy
 
-PARTS = ("prefill", "plain", "draft", "verify")  # that the time of a rollout is divided into
+PARTS = ("prefill", "plain", "draft", "verify")  # that the seconds of a rollout are divided into
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One step of the engine, for those who look at how a rollout went."""
+    """One step of the engine."""
 
     at: float  # seconds since the engine was made
     seconds: float
@@ -36,14 +36,14 @@ class EngineStats:
     peak_batch: int = 0
     peak_pages: int = 0
     graph_bytes: int = 0
-    drafted_texts: int = 0
-    """Texts that were guessed for, summed over rounds."""
+    drafted_sequences: int = 0
+    """Sequences that had a draft, summed over rounds."""
     drafted_tokens: int = 0
-    """Tokens that those rounds wrote: guesses that held, and one per text that the policy wrote itself."""
-    guessed: int = 0
-    """Places that were guessed; a tree has several guesses for one."""
-    held: Counter[int] = field(default_factory=Counter)
-    """How often the guess for the 1st, 2nd, ... place held."""
+    """Tokens of those rounds: accepted draft tokens, and a bonus token for each sequence."""
+    draft_positions: int = 0
+    """Positions that were drafted for; a tree has several draft tokens for one."""
+    accepted: Counter[int] = field(default_factory=Counter)
+    """How often a draft token for the 1st, 2nd, ... position was accepted."""
     rounds: Counter[str] = field(default_factory=Counter)
     """How often each strategy ran."""
 
@@ -53,39 +53,38 @@ class EngineStats:
 
     @property
     def accept_length(self) -> float:
-        """Tokens per text and round, where there were guesses."""
-        return self.drafted_tokens / self.drafted_texts if self.drafted_texts else 1.0
+        """Tokens per sequence and round with a draft, the bonus token counted."""
+        return self.drafted_tokens / self.drafted_sequences if self.drafted_sequences else 1.0
 
     @property
-    def first_holds(self) -> float | None:
-        """Share of first guesses that held; None where there were none."""
-        return self.held[1] / self.drafted_texts if self.drafted_texts else None
+    def first_accept_rate(self) -> float | None:
+        """Accepted share of the draft tokens for the first position; None without any."""
+        return self.accepted[1] / self.drafted_sequences if self.drafted_sequences else None
 
-    def count(self, strategy: Strategy, seconds: float, texts: int, tokens: int) -> None:
+    def count(self, strategy: Strategy, seconds: float, sequences: int, tokens: int) -> None:
         """A round has been run."""
         self.decode_steps += 1
         self.decoded_tokens += tokens
-        self.peak_batch = max(self.peak_batch, texts)
+        self.peak_batch = max(self.peak_batch, sequences)
         self.rounds[str(strategy)] += 1
         if strategy.plain:
             self.plain_s += seconds
 
-    def count_guesses(
-        self, strategy: Strategy, seconds: float, draft_s: float, accepted: list[int], tokens: int
-    ) -> None:
-        """It was one with guesses: how long making them took, and how many of them held for each text."""
+    def count_draft(self, strategy: Strategy, seconds: float, draft_s: float, accepted: list[int], tokens: int) -> None:
+        """It was one with a draft, which took `draft_s`, and of which so many tokens were accepted for each
+        sequence."""
         self.draft_s += draft_s
         self.verify_s += seconds - draft_s
-        self.drafted_texts += len(accepted)
+        self.drafted_sequences += len(accepted)
         self.drafted_tokens += tokens
-        self.guessed += strategy.depth * len(accepted)
+        self.draft_positions += strategy.depth * len(accepted)
         alive, ended = len(accepted), Counter(accepted)
-        for place in range(1, strategy.depth + 1):
-            alive -= ended[place - 1]
-            self.held[place] += alive
+        for position in range(1, strategy.depth + 1):
+            alive -= ended[position - 1]
+            self.accepted[position] += alive
 
     def snapshot(self) -> EngineStats:
-        return replace(self, rounds=self.rounds.copy(), held=self.held.copy())
+        return replace(self, rounds=self.rounds.copy(), accepted=self.accepted.copy())
 
     def since(self, before: EngineStats) -> EngineStats:
         """What the engine did since a snapshot; peaks stay what they are."""
@@ -98,15 +97,16 @@ class EngineStats:
         return replace(self, **added, **peaks)
 
     def metrics(self) -> dict[str, float]:
-        texts, rounds = self.drafted_texts, self.rounds
+        sequences, rounds = self.drafted_sequences, self.rounds
         metrics = {
             "rollout/spec_accept_length": self.accept_length,
             "rollout/spec_rounds": float(rounds.total() - rounds["plain"]),
             "rollout/rounds": float(rounds.total()),
         }
-        if texts:
-            metrics["rollout/spec_accept_rate"] = self.held.total() / self.guessed
-            metrics |= {f"rollout/spec_accept_at/{place}": n / texts for place, n in sorted(self.held.items()) if n}
+        if sequences:
+            metrics["rollout/spec_accept_rate"] = self.accepted.total() / self.draft_positions
+            at = sorted(self.accepted.items())
+            metrics |= {f"rollout/spec_accept_at/{position}": n / sequences for position, n in at if n}
         parts = {name: getattr(self, f"{name}_s") for name in PARTS}
         whole = sum(parts.values())
         metrics |= {f"rollout/share/{name}": seconds / whole for name, seconds in parts.items() if whole}

@@ -1,5 +1,5 @@
-"""When an answer is over. A pure function of its tokens, asked after each one, so that it does not matter in which
-portions they arrive."""
+"""When a completion ends. A pure function of its tokens, asked after each one, so that it does not matter how many of
+them a round returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Decode = Callable[[list[int]], str]
 
 
 def finish_reason(seq: Sequence, longest: int, decode: Decode | None) -> FinishReason | None:
-    """Why `seq` ends with its last token, or None if it goes on. `longest` bounds prompt and answer together."""
+    """Why `seq` ends with its last token, or None if it goes on. `longest` bounds prompt and completion together."""
     s = seq.request.sampling
     if seq.generated >= s.min_tokens:
         if seq.tokens[-1] in s.stop_token_ids:
@@ -24,7 +24,8 @@ def finish_reason(seq: Sequence, longest: int, decode: Decode | None) -> FinishR
 
 
 def continues(seq: Sequence, tokens: list[int], longest: int) -> bool:
-    """Whether it is plain at a glance that `seq` does not end with any of these tokens. Most rounds, nobody's does."""
+    """Whether it is clear without looking at each that `seq` does not end with any of these tokens: true for most
+    rounds."""
     s = seq.request.sampling
     length = len(seq.tokens) + len(tokens)
     if s.stop or length >= longest or length - len(seq.request.prompt) >= s.max_tokens:

@@ -1,4 +1,4 @@
-"""How much of a round goes into guessing, and how much into checking."""
+"""How much of a round goes into its draft; the rest goes into verifying it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 
 from paceline.draft.strategy import Strategy
 
-EVERY = 8  # rounds of a strategy on a GPU, of which one is timed: the device's clock takes time to ask
-SHARE = 0.3  # of a round of which none was timed
+EVERY = 8  # rounds of a strategy on a GPU, of which one is timed: reading the device's clock takes time
+SHARE = 0.3  # of a round that drafting is taken to be before one was timed
 
 
 class DraftTimer:
-    """`begin`, guess, `drafted`, check, and ask for the `seconds` of guessing once the result has been read. Rounds
-    that are not begun here are taken to be like those that were."""
+    """`begin`, draft, `drafted`, verify, and ask for the `seconds` of drafting once the output has been read. Rounds
+    that are not begun here are taken to have the same share of drafting as those that were."""
 
     def __init__(self, device: torch.device):
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []

@@ -1,4 +1,4 @@
-"""From settings to working parts: the device, how tokens are drawn, the engine with its drafters."""
+"""From settings to working parts: the device, the sampling parameters, the engine with its drafters."""
 
 from __future__ import annotations
 
@@ -8,21 +8,16 @@ import torch
 
 from paceline.config import Config
 from paceline.core import SamplingParams
-from paceline.draft.base import BaseDrafter
-from paceline.draft.eagle.model import EagleModel, load_drafter, new_drafter
-from paceline.draft.eagle.vocabulary import choose_tokens
-from paceline.draft.strategy import Strategy
-from paceline.draft.suffix.drafter import SuffixDrafter
+from paceline.draft.base import DrafterSetup
+from paceline.draft.eagle.checkpoint import DRAFTER as DRAFTER
+from paceline.draft.eagle.checkpoint import find_drafter as find_drafter
+from paceline.draft.eagle.model import EagleModel
+from paceline.draft.registry import choose_strategies, make_drafters, make_network
 from paceline.errors import UserError
-from paceline.files.reading import inside, named_path
 from paceline.model import Decoder
-from paceline.model.checkpoint import find_model
 from paceline.rollout import EngineSettings, RolloutEngine
 from paceline.rollout.pages import GPU_KV_SHARE
 from paceline.rollout.stops import Decode
-
-NEW_WINDOW = 128  # tokens that a drafter looks back on which begins untrained
-DRAFTER = "drafter"  # folder beside a model's weights that holds its drafter
 
 
 def choose_device(name: str) -> torch.device:
@@ -71,42 +66,25 @@ def engine_settings(config: Config, device: torch.device, sharing: int = 1) -> E
 
 
 def make_engine(
-    model: Decoder, config: Config, decode: Decode | None, neural: EagleModel | None, sharing: int = 1
+    model: Decoder, config: Config, decode: Decode | None, network: EagleModel | None, sharing: int = 1
 ) -> RolloutEngine:
-    """An engine as the settings want it, with the drafters that there are; `sharing` is how many share the device."""
+    """An engine as the settings want it, with the drafters that there are. `network` holds the weights of the trained
+    one, if there is one; `sharing` is how many engines share the device."""
     s, settings = config.speculation, engine_settings(config, model.device, sharing)
-    if s.mode == "plain":
-        return RolloutEngine(model, settings, decode)
-    drafters: list[BaseDrafter | EagleModel] = []
-    if s.suffix:
-        longest = min(settings.max_length or model.config.max_positions, model.config.max_positions)
-        drafters.append(SuffixDrafter(settings.max_batch, longest, int(s.suffix_mb * 2**20)))
-    if neural is not None:
-        drafters.append(neural)
-    strategies = None if s.strategies is None else [Strategy.parse(text) for text in s.strategies]
-    return RolloutEngine(model, settings, decode, drafters, strategies)
+    longest = min(settings.max_length or model.config.max_positions, model.config.max_positions)
+    drafters = make_drafters(DrafterSetup(model, s, settings.max_batch, longest, network))
+    engine = RolloutEngine(model, settings, decode, drafters, choose_strategies(s, network is not None))
+    if engine.runner.graphs is not None:
+        engine.capture()
+    return engine
 
 
 def make_drafter(model: Decoder, config: Config, trained: Path | None = None) -> EagleModel | None:
-    """The neural drafter that the settings want, if there is one; `trained` is where the run has its own."""
+    """The weights of the drafter that the settings want, if there is one; `trained` is where the run has its own."""
     s = config.speculation
     if s.mode == "plain":
         return None
     if trained is None and s.drafter == "new":
-        return new_drafter(model, NEW_WINDOW, config.seed, choose_tokens(model))
+        return make_network(model, None, config.seed)
     folder = trained or find_drafter(s.drafter, config.model.path)
-    return load_drafter(folder, model) if folder is not None else None
-
-
-def find_drafter(name: str | None, model_path: str) -> Path | None:
-    """The folder of a drafter: the one named, or with `auto` the one that lies in the model's own folder."""
-    if name is None or name == "none":
-        return None
-    if name != "auto":
-        if not named_path(name).is_dir():
-            raise UserError(
-                f"no drafter at {name}: train one with `paceline draft train`, or set speculation.drafter=auto"
-            )
-        return named_path(name)
-    model = find_model(model_path)
-    return inside(model, DRAFTER) if (model / DRAFTER / "config.json").is_file() else None
+    return None if folder is None else make_network(model, folder, config.seed)

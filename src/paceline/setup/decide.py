@@ -12,7 +12,7 @@ import torch
 from paceline.cluster.devices import my_cores
 from paceline.config import Config
 from paceline.draft.eagle.loss import rate_for_width
-from paceline.draft.strategy import PLAIN, default_strategies
+from paceline.draft.registry import choose_strategies
 from paceline.errors import UserError
 from paceline.model.config import DecoderConfig
 from paceline.model.decoder import as_dtype
@@ -37,8 +37,7 @@ def decide(config: Config, shape: DecoderConfig, style: str, newest: Path | None
     neural = not plain and (_has_own_drafter(newest) or drafter not in (None, "none"))
     speculation: dict[str, Any] = {"drafter": drafter}
     if config.speculation.strategies is None:
-        names = [*(["suffix"] if config.speculation.suffix else []), *(["neural"] if neural else [])]
-        speculation["strategies"] = [str(one) for one in ([PLAIN] if plain else default_strategies(names))]
+        speculation["strategies"] = [str(one) for one in choose_strategies(config.speculation, neural)]
     spot: dict[str, Any] = {"when": when_to_train(config, neural)}
     if spot["when"] != "off" and config.spot.drafter_lr is None:
         warm = drafter != "new"

@@ -15,7 +15,8 @@ from rich.table import Table
 
 from paceline.cluster.devices import choose_workers
 from paceline.config import Config
-from paceline.draft.strategy import Strategy, default_strategies
+from paceline.draft import registry
+from paceline.draft.base import MemoryRequest
 from paceline.errors import UserError
 from paceline.learn.algorithms import resolve
 from paceline.learn.memory import learner_pass_bytes, optimizer_bytes, optimizer_step_bytes
@@ -25,7 +26,6 @@ from paceline.model.decoder import Decoder, as_dtype
 from paceline.rollout.memory import graph_bytes, kv_capacity, plan_kv, prefill_bytes, sampling_bytes
 from paceline.rollout.pages import default_page_size
 from paceline.setup.build import choose_device, engine_settings
-from paceline.setup.drafter_memory import plan_drafter
 from paceline.setup.machine import machine_memory
 from paceline.setup.memory_fit import DEFAULT_PROMPT_TOKENS, check_fit
 from paceline.spot.learning import when_to_train
@@ -119,9 +119,10 @@ def plan_memory(
     learned = min(max(learn.micro_tokens, longest), rollout.prompts * rollout.samples * longest)
     prefilled = min(rollout.prefill_tokens, rollout.prompts * longest)
     batch = settings.max_batch
-    drafter = plan_drafter(policy, config, batch)
-    trains = when_to_train(config, drafter is not None) != "off"
-    rows = max((s.most_rows(batch) for s in _strategies(config, drafter is not None)), default=batch)
+    drafters = registry.plan_memory(MemoryRequest(policy, config.speculation, config.model.path, batch))
+    trainable = [drafter for drafter in drafters.values() if drafter.parameters]
+    strategies = registry.choose_strategies(config.speculation, bool(trainable))
+    rows = max((s.most_rows(batch) for s in strategies), default=batch)
     graphs = cuda and rollout.cuda_graphs
 
     parts = {
@@ -136,12 +137,13 @@ def plan_memory(
         ),
         "graphs": engines * (graph_bytes(rows, shape, settings.graph_bytes) if graphs else sampling_bytes(rows, shape)),
     }
-    if drafter is not None:
-        parts["drafter"] = drafter.shared_bytes + engines * drafter.engine_bytes
-        if trains:
-            parts["drafter training"] = drafter_training_bytes(
-                drafter.parameters, drafter.vocab_size, shape.hidden_size, learned, dtype, cuda
-            )
+    if drafters:
+        parts["drafter"] = sum(d.shared_bytes + engines * d.engine_bytes for d in drafters.values())
+    if trainable and when_to_train(config, True) != "off":
+        parts["drafter training"] = sum(
+            drafter_training_bytes(d.parameters, d.vocab_size, shape.hidden_size, learned, dtype, cuda)
+            for d in trainable
+        )
     parts = {name: size * memory.sharing for name, size in parts.items() if size}
     parts["reserve"] = memory.reserve
     left = memory.bytes - sum(parts.values())
@@ -150,15 +152,6 @@ def plan_memory(
     kv = plan_kv(shape, dtype, settings, page_size, longest, capacity)
     parts["KV pages"] = kv.bytes * engines * memory.sharing
     return MemoryPlan(memory, parts, kv.least * engines * memory.sharing, kv.tokens, kv.bytes)
-
-
-def _strategies(config: Config, neural: bool) -> list[Strategy]:
-    s = config.speculation
-    if s.mode == "plain":
-        return []
-    if s.strategies is not None:
-        return [Strategy.parse(text) for text in s.strategies]
-    return default_strategies([*(["suffix"] if s.suffix else []), *(["neural"] if neural else [])])
 
 
 def filled(config: Config, plan: MemoryPlan) -> Config:

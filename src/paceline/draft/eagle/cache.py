@@ -1,8 +1,8 @@
-"""The neural drafter's cache: the keys and values of its latest entries, in a ring per request, and attention over it.
+"""The EAGLE drafter's cache: the keys and values of its latest entries, in a ring per request, and attention over it.
 
-A round copies the rings of the batch side by side, with room behind them for the entries that are missing and for the
-guesses; a guess sees the ring, the entries behind it, and its own ancestors. Only entries of checked tokens go back
-into the rings. Shapes never depend on values, so a round can be part of a captured graph.
+A round copies the rings of the batch side by side, with room behind them for the entries that are missing and for draft
+tokens; a draft token sees the ring, the entries behind it, and its own ancestors. Only entries of accepted tokens go
+back into the rings. Shapes never depend on values, so a round can be part of a captured graph.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ class WindowCache:
         self, config: DecoderConfig, slots: int, window: int, room: int, dtype: torch.dtype, device: torch.device
     ):
         """Slot 0 is scratch: rows that pad a graph and entries that must not be kept are written there. Behind each
-        ring lie `room` places that stay zero, so that a copy of it has room for a round."""
+        ring lie `room` slots that stay zero, so that a copy of it has room for a round."""
         self.window, self.room = window, room
         shape = (slots + 1, config.kv_heads, window + room, config.head_dim)
         self.k, self.v = torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
 
-    def put(self, slot: Tensor, places: Tensor, k: Tensor, v: Tensor) -> None:
-        """Entries [B, n, kv_heads, d] of the places [B, n]; those of slot 0 are dropped. slot: [B, n]."""
-        self.k[slot, :, places % self.window] = k
-        self.v[slot, :, places % self.window] = v
+    def put(self, slot: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
+        """Entries [B, n, kv_heads, d] of the positions [B, n]; those of slot 0 are dropped. slot: [B, n]."""
+        self.k[slot, :, positions % self.window] = k
+        self.v[slot, :, positions % self.window] = v
 
     def fill(self, slots: Tensor, tail: tuple[Tensor, Tensor], length: int) -> None:
-        """The last entries [n, kv_heads, d] of a text of this length, n at most the window, for each slot [B]."""
+        """The last entries [n, kv_heads, d] of a sequence of this length, n at most the window, for each slot [B]."""
         n = len(tail[0])
-        places = torch.arange(length - n, length, device=self.k.device) % self.window
-        self.k[slots[:, None], :, places], self.v[slots[:, None], :, places] = tail
+        positions = torch.arange(length - n, length, device=self.k.device) % self.window
+        self.k[slots[:, None], :, positions], self.v[slots[:, None], :, positions] = tail
 
     def round(self, slot: Tensor, drafted: Tensor, start: Tensor, room: int) -> RoundAttention:
         return RoundAttention(self, slot, drafted, start, room)
 
 
 class TailAttention(PackedAttention):
-    """Whole texts at once; remembers the last keys and values of each, as `WindowCache.fill` takes them."""
+    """Whole sequences at once; remembers the last keys and values of each, as `WindowCache.fill` takes them."""
 
     def __init__(self, lengths: list[int], device: torch.device, window: int):
         super().__init__(lengths, device)
@@ -57,7 +57,7 @@ class TailAttention(PackedAttention):
 
 
 class RoundAttention:
-    """What the passes of one round look at. Each call belongs to the tokens announced before it."""
+    """Attention of the passes of one round. Each call belongs to the tokens announced before it."""
 
     def __init__(self, cache: WindowCache, slot: Tensor, drafted: Tensor, start: Tensor, room: int):
         """`drafted` entries of each request are known, of which those from `start` on can be seen; all int [B]."""
@@ -65,11 +65,11 @@ class RoundAttention:
         self.batch, window = len(slot), cache.window
         ring = slot.long()
         self.keys, self.values = cache.k[ring], cache.v[ring]
-        # Column j of a ring holds the latest known place that leaves the remainder j.
+        # Column j of a ring holds the latest known position that leaves the remainder j.
         newest = drafted.long()[:, None] - 1
         columns = torch.arange(window, device=slot.device)
-        places = newest - (newest - columns) % window
-        known = places >= start.long().clamp(min=0)[:, None]
+        positions = newest - (newest - columns) % window
+        known = positions >= start.long().clamp(min=0)[:, None]
         self.bias = torch.full((self.batch, 1, 1, window + room), MASKED, dtype=cache.k.dtype, device=slot.device)
         self.bias[:, 0, 0, :window].masked_fill_(known, 0)
         self.used = window
@@ -84,15 +84,16 @@ class RoundAttention:
         self.bias[:, 0, 0, first : self.used].masked_fill_(present, 0)
         self._base = self.used
 
-    def guess(self) -> None:
-        """Next comes one guess per request, which sees all before it."""
+    def draft_token(self) -> None:
+        """Next comes one draft token per request, which sees all before it."""
         if self.used == self._base:
             self.bias[..., self._base :] = 0  # for all of them
         self.used += 1
         self._mask = self.bias[..., : self.used]
 
-    def guesses(self, ancestry: Tensor) -> None:
-        """Next come n guesses per request; `ancestry` [B, n, guesses so far and these] tells whom each sees."""
+    def draft_level(self, ancestry: Tensor) -> None:
+        """Next come n draft tokens per request; `ancestry` [B, n, draft tokens so far and these] tells whom each
+        sees."""
         self.used += ancestry.shape[1]
         self._seen_by(ancestry, self._base)
 

@@ -16,14 +16,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from paceline.errors import UserError
-from paceline.files.reading import check, inside, read_object, shorten
+from paceline.files.reading import check, inside, named_path, read_object, shorten
+from paceline.model.checkpoint import find_model
 from paceline.model.config import DecoderConfig, refuse_quantized
 from paceline.model.rope import MAX_POSITIONS, Rope
 from paceline.model.weights import Stored, check_dtype, inventory, read_weights, refuse_packed
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 ARCHITECTURES = {ARCHITECTURE, "Eagle3LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator"}
-WINDOW = 512
+DRAFTER = "drafter"  # folder beside a model's weights that holds its drafter
+WINDOW = 512  # entries that a draft token looks back on, where a drafter from elsewhere does not say
 RETRAIN = "train one for this policy with `paceline draft train`"
 OTHERS = ("norm_before_residual", "norm_before_fc", "fc_norm", "use_aux_norm", "norm_output", "attention_bias")
 """Variants of the shape that drafters here do not have: each changes what the same tensors compute."""
@@ -84,9 +86,9 @@ class Eagle3:
     tensors: dict[str, Tensor]
     """What it has learned, by the names that Paceline writes."""
     vocab: Tensor | None
-    """The tokens that it can guess; None for all."""
+    """The tokens that it can propose; None for all."""
     head: Tensor | None
-    """[guessable tokens, hidden], where there is one on disk."""
+    """[draft vocabulary, hidden], where there is one on disk."""
 
     @property
     def own(self) -> dict[str, Any]:
@@ -110,8 +112,8 @@ class Eagle3:
 
     def check_tensors(self, c: DecoderConfig, own_head: bool) -> None:
         """Refuse tensors that drafters for such a policy do not have, and shapes that are not theirs."""
-        guessable = c.vocab_size if self.vocab is None else len(self.vocab)
-        wanted = _shapes(c, self.hf["intermediate_size"], guessable if own_head else 0)
+        draft_vocab = c.vocab_size if self.vocab is None else len(self.vocab)
+        wanted = _shapes(c, self.hf["intermediate_size"], draft_vocab if own_head else 0)
         for name in self.tensors.keys() - wanted.keys():
             raise UserError(
                 f"the drafter at {self.folder} has the tensor {shorten(name)}, which drafters here do not have"
@@ -208,8 +210,22 @@ def read_eagle3(folder: Path) -> Eagle3:
     return Eagle3(folder, hf, tensors, vocab, head)
 
 
+def find_drafter(name: str | None, model_path: str) -> Path | None:
+    """The folder of a drafter: the one named, or with `auto` the one that lies in the model's own folder."""
+    if name is None or name == "none":
+        return None
+    if name != "auto":
+        if not named_path(name).is_dir():
+            raise UserError(
+                f"no drafter at {name}: train one with `paceline draft train`, or set speculation.drafter=auto"
+            )
+        return named_path(name)
+    model = find_model(model_path)
+    return inside(model, DRAFTER) if (model / DRAFTER / "config.json").is_file() else None
+
+
 def make_config(
-    c: DecoderConfig, intermediate_size: int, window: int, guessable: int, dtype: torch.dtype, own_head: bool = False
+    c: DecoderConfig, intermediate_size: int, window: int, draft_vocab: int, dtype: torch.dtype, own_head: bool = False
 ) -> dict[str, Any]:
     """Paceline's config.json of a drafter for a policy of this shape."""
     rope = {key: c.hf[key] for key in ("rope_theta", "rope_parameters", "rope_scaling") if c.hf.get(key) is not None}
@@ -227,7 +243,7 @@ def make_config(
         "hidden_act": "silu",
         "rms_norm_eps": c.norm_eps,
         "vocab_size": c.vocab_size,
-        "draft_vocab_size": guessable,
+        "draft_vocab_size": draft_vocab,
         "max_position_embeddings": c.max_positions,
         "tie_word_embeddings": False,
         "dtype": str(dtype).removeprefix("torch."),
@@ -241,7 +257,7 @@ def make_config(
 
 
 def vocabulary_maps(ids: Tensor, size: int) -> dict[str, Tensor]:
-    """d2t, to be added to a guess's number, and t2d, whether a token can be guessed."""
+    """d2t, to be added to a draft token's number, and t2d, whether a token can be proposed."""
     ids = ids.cpu()
     return {
         "d2t": ids - torch.arange(len(ids)),

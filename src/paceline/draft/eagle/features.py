@@ -1,6 +1,6 @@
-"""What the policy thought of the latest tokens of each running request, kept for a neural drafter.
+"""The policy's features of the latest tokens of each running request, kept for the EAGLE drafter.
 
-Every pass of the policy leaves its tapped hidden states and the tokens that it drew here, in a ring of the drafter's
+Every pass of the policy leaves its tapped hidden states and the tokens that it sampled here, in a ring of the drafter's
 window per request. A drafter that was off for a while finds what it missed, so that switching it on never runs the
 policy again.
 """
@@ -22,9 +22,9 @@ class FeatureRing:
         self.features = torch.zeros(slots + 1, window, width, dtype=dtype, device=device)
         self.tokens = torch.zeros(slots + 1, window, dtype=torch.int32, device=device)
         self.put = functools.partial(write_features, self.features, self.tokens)
-        """Keep what a pass leaves; as `kernels.ring.put`, with this ring and its tokens."""
+        """Keep what a pass leaves; as `kernels.feature_ring.write_features`, with this ring and its tokens."""
 
-    def take(self, slot: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens [B, n] at `places` [B, n] and the features [B, n, width] of those before them."""
+    def take(self, slot: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens [B, n] at `positions` [B, n] and the features [B, n, width] of those before them."""
         rows = slot.long()[:, None]
-        return self.tokens[rows, places % self.window], self.features[rows, (places - 1) % self.window]
+        return self.tokens[rows, positions % self.window], self.features[rows, (positions - 1) % self.window]

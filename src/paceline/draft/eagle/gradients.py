@@ -1,7 +1,7 @@
 """The gradients of a drafter's training step; on a GPU as one graph replay.
 
 A step over some thousand tokens is a thousand small kernels, which take the host longer to launch than the card to run.
-A graph has one size, so texts are padded to the next of a few sizes with one that nothing is learned from; where
+A graph has one size, so sequences are padded to the next of a few sizes with one that nothing is learned from; where
 something is learned is then a matter of weights, not of how many rows there are.
 """
 
@@ -23,7 +23,7 @@ SMALLEST, LARGEST = 512, 1 << 16  # tokens of a graph
 
 class Gradients(NamedTuple):
     """Of each parameter, in float32, clipped; and the numbers of the step: loss, norm before clipping, and how often
-    each guess in a row agrees."""
+    each draft token in a row agrees."""
 
     of: list[Tensor]
     numbers: Tensor
@@ -33,16 +33,16 @@ def make_gradients(drafter: EagleModel, runs: int, loss: DraftLoss) -> Callable[
     """What computes them for this drafter, whose parameters it reads anew each time."""
     if drafter.fc.is_cuda:
         return GraphedGradients(drafter, runs, loss)
-    return lambda texts: gradients(drafter, texts, runs, loss)
+    return lambda sequences: gradients(drafter, sequences, runs, loss)
 
 
 def gradients(
-    drafter: EagleModel, texts: PackedSequences, runs: int, loss: DraftLoss, rows: Tensor | None = None
+    drafter: EagleModel, sequences: PackedSequences, runs: int, loss: DraftLoss, rows: Tensor | None = None
 ) -> Gradients:
     params = list(drafter.parameters())
     with torch.enable_grad():
-        value, agree = unrolled_loss(drafter, texts, runs, loss, rows)
-        # Texts without an answer leave some without a gradient.
+        value, agree = unrolled_loss(drafter, sequences, runs, loss, rows)
+        # Sequences without a completion leave some without a gradient.
         found = torch.autograd.grad(value, params, materialize_grads=True)
     wide = [g.float() for g in found]
     norm = torch.nn.utils.get_total_norm(wide)
@@ -57,20 +57,20 @@ class GraphedGradients:
         self._memory = torch.cuda.graph_pool_handle()
         self._places = torch.arange(LARGEST, device=drafter.fc.device)  # graphs read it, so it stays where it is
 
-    def __call__(self, texts: PackedSequences) -> Gradients:
-        tokens = size_of(len(texts.tokens))
+    def __call__(self, sequences: PackedSequences) -> Gradients:
+        tokens = size_of(len(sequences.tokens))
         if tokens > LARGEST:
-            return gradients(self.drafter, texts.to(self.drafter.fc.device), self.runs, self.loss)
+            return gradients(self.drafter, sequences.to(self.drafter.fc.device), self.runs, self.loss)
         if tokens not in self._graphs:
-            self._graphs[tokens] = self._capture(tokens, texts)
+            self._graphs[tokens] = self._capture(tokens, sequences)
         graph, room, result = self._graphs[tokens]
-        put(texts, room)
+        put(sequences, room)
         graph.replay()
         return result
 
-    def _capture(self, tokens: int, texts: PackedSequences) -> tuple[Graph, PackedSequences, Gradients]:
-        room = room_for(tokens, texts, self.drafter.fc.device)
-        put(texts, room)
+    def _capture(self, tokens: int, sequences: PackedSequences) -> tuple[Graph, PackedSequences, Gradients]:
+        room = room_for(tokens, sequences, self.drafter.fc.device)
+        put(sequences, room)
         rows = self._places[:tokens]
         work = lambda: gradients(self.drafter, room, self.runs, self.loss, rows)  # noqa: E731
         warm_up(work)
@@ -83,17 +83,17 @@ def size_of(tokens: int) -> int:
     return max(SMALLEST, 1 << (tokens - 1).bit_length())
 
 
-def room_for(tokens: int, texts: PackedSequences, device: torch.device) -> PackedSequences:
-    """Where so many tokens of such texts find room."""
-    empty = {name: t.new_zeros(tokens, *t.shape[1:], device=device) for name, t in vars(texts).items()}
+def room_for(tokens: int, sequences: PackedSequences, device: torch.device) -> PackedSequences:
+    """Where so many tokens of such sequences find room."""
+    empty = {name: t.new_zeros(tokens, *t.shape[1:], device=device) for name, t in vars(sequences).items()}
     return PackedSequences(**empty)
 
 
-def put(texts: PackedSequences, room: PackedSequences) -> None:
-    """Put texts where there may be more room than they need: what is left over is a text of its own, from which nothing
-    is learned."""
-    used, left = len(texts.tokens), len(room.tokens) - len(texts.tokens)
+def put(sequences: PackedSequences, room: PackedSequences) -> None:
+    """Put sequences where there may be more room than they need: what is left over is a sequence of its own, from which
+    nothing is learned."""
+    used, left = len(sequences.tokens), len(room.tokens) - len(sequences.tokens)
     for name, target in vars(room).items():
-        target[:used].copy_(getattr(texts, name), non_blocking=True)
+        target[:used].copy_(getattr(sequences, name), non_blocking=True)
         target[used:].zero_()
     torch.arange(left, out=room.place[used:])

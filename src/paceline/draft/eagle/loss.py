@@ -1,9 +1,9 @@
-"""Training a neural drafter on texts that the policy has written.
+"""The training loss of the EAGLE drafter, on sequences that the policy has sampled.
 
-A drafter's second guess follows its first, so it is trained on its own outputs too ("training-time test"): the layer
-runs several times over all texts at once, each time one token further from the policy's features. In run k the entry at
-place p sees the entries of run 0 up to p - k, which stand for checked tokens, and one entry each of runs 1 to k, which
-stand for its own guesses on the way.
+A drafter's second draft token follows its first, so it is trained on its own outputs too ("training-time test"): the
+layer runs several times over all sequences at once, each time one token further from the policy's features. In run k
+the entry at position p sees the entries of run 0 up to p - k, which stand for verified tokens, and one entry each of
+runs 1 to k, which stand for its own draft tokens.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ DraftLoss = Literal["soft", "overlap"]
 
 @dataclass
 class PackedSequences:
-    """Texts end to end in one row, with what the policy thought of them."""
+    """Sequences end to end in one row, with the policy's features of them."""
 
     tokens: Tensor  # int64 [N]
-    place: Tensor  # int64 [N] within the text
+    place: Tensor  # int64 [N] position within the sequence
     features: Tensor  # [N, 3 * hidden] of each token
     hidden: Tensor  # [N, hidden] of each token, from which the policy draws the next
-    learn: Tensor  # bool [N] whether the token behind is part of an answer
+    learn: Tensor  # bool [N] whether the token behind is part of a completion
 
     def to(self, device: torch.device) -> PackedSequences:
         return PackedSequences(**{name: t.to(device, non_blocking=True) for name, t in vars(self).items()})
@@ -44,7 +44,7 @@ def read_sequences(drafter: EagleModel, answers: list[tuple[list[int], int]]) ->
     """Run the policy over (tokens, length of the prompt) and keep what a drafter learns from."""
     policy = drafter.policy
     attention = PackedAttention([len(t) for t, _ in answers], policy.device)
-    tokens = torch.tensor([t for text, _ in answers for t in text], device=policy.device)
+    tokens = torch.tensor([t for sequence, _ in answers for t in sequence], device=policy.device)
     place = attention.positions()
     hidden, features = policy(tokens, place, attention, taps=True)
     assert features is not None
@@ -53,7 +53,7 @@ def read_sequences(drafter: EagleModel, answers: list[tuple[list[int], int]]) ->
 
 
 def before_completions(lengths: list[int], prompts: list[int]) -> Tensor:
-    """bool [N] for texts end to end: whether the token behind is part of the text's answer."""
+    """bool [N] for sequences end to end: whether the token behind is part of the completion."""
     parts = [torch.zeros(length, dtype=torch.bool) for length in lengths]
     for part, prompt in zip(parts, prompts, strict=True):
         part[max(0, prompt - 1) : -1] = True
@@ -61,20 +61,20 @@ def before_completions(lengths: list[int], prompts: list[int]) -> Tensor:
 
 
 class UnrolledAttention:
-    """Attention of run k over runs 0 to k, within a window and within each text.
+    """Attention of run k over runs 0 to k, within a window and within each sequence.
 
     The row is cut into blocks, and a block looks at itself and at a window before it, so the cost grows with the number
-    of tokens and not with its square, and no text is padded."""
+    of tokens and not with its square, and no sequence is padded."""
 
     def __init__(self, place: Tensor, window: int):
         self.tokens, self.window = len(place), window
         self.blocks = -(-self.tokens // BLOCK)
         device = place.device
         index = torch.arange(self.blocks * BLOCK, device=device).view(self.blocks, BLOCK)
-        text = F.pad((place == 0).cumsum(0), (window, self.blocks * BLOCK - self.tokens))  # padding is text 0
+        sequence = F.pad((place == 0).cumsum(0), (window, self.blocks * BLOCK - self.tokens))  # padding is sequence 0
         seen = index[:, :1] - window + torch.arange(window + BLOCK, device=device)  # [blocks, window + BLOCK]
         self._ago = index[:, :, None] - seen[:, None]  # how far back each key lies
-        self._same = text[window:].view(self.blocks, BLOCK)[:, :, None] == text[seen + window][:, None]
+        self._same = sequence[window:].view(self.blocks, BLOCK)[:, :, None] == sequence[seen + window][:, None]
         self._past: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -88,14 +88,14 @@ class UnrolledAttention:
         scores = queries @ checked_k.transpose(2, 3) * q.shape[-1] ** -0.5
         visible = self._same & (self._ago >= run) & (self._ago < self.window)
         scores = scores.masked_fill(~visible[:, None], -1e30)
-        # Own guesses on the way: the entry of run j lies run - j places back.
-        guesses = [(_back(gk, run - j), _back(gv, run - j)) for j, (gk, gv) in enumerate(self._past) if j > 0]
-        own = [(q * gk).sum(-1) * q.shape[-1] ** -0.5 for gk, _ in guesses]  # [N, heads] each
+        # Own draft tokens: the entry of run j lies run - j positions back.
+        drafted = [(_back(gk, run - j), _back(gv, run - j)) for j, (gk, gv) in enumerate(self._past) if j > 0]
+        own = [(q * gk).sum(-1) * q.shape[-1] ** -0.5 for gk, _ in drafted]  # [N, heads] each
         flat = scores.transpose(1, 2).reshape(-1, q.shape[1], scores.shape[-1])[: self.tokens]
         weights = torch.cat((flat, *(s[..., None] for s in own)), -1).softmax(-1)
         mixed = self._unblock(weights[..., : flat.shape[-1]], pad) @ checked_v
         out = mixed.transpose(1, 2).reshape(-1, *q.shape[1:])[: self.tokens]
-        for i, (_, gv) in enumerate(guesses):
+        for i, (_, gv) in enumerate(drafted):
             out = out + weights[..., flat.shape[-1] + i, None] * gv
         return out.flatten(1)
 
@@ -108,76 +108,79 @@ class UnrolledAttention:
         return padded.view(self.blocks, BLOCK, *weights.shape[1:]).transpose(1, 2)
 
 
-def _back(x: Tensor, places: int) -> Tensor:
-    """What lies this many places back in the row."""
-    return x if places == 0 else F.pad(x, (0, 0) * (x.dim() - 1) + (places, 0))[: len(x)]
+def _back(x: Tensor, positions: int) -> Tensor:
+    """What lies this many positions back in the row."""
+    return x if positions == 0 else F.pad(x, (0, 0) * (x.dim() - 1) + (positions, 0))[: len(x)]
 
 
 @torch.no_grad()
-def _wanted(drafter: EagleModel, texts: PackedSequences, rows: Tensor) -> Tensor:
-    """What the policy would draw from at the places `rows` [M], among the tokens that can be guessed: probabilities
-    [M, guessable tokens]"""
-    hidden = texts.hidden[rows]
+def _wanted(drafter: EagleModel, sequences: PackedSequences, rows: Tensor) -> Tensor:
+    """The policy's distribution at the positions `rows` [M], among the tokens that can be proposed: probabilities
+    [M, draft vocabulary]"""
+    hidden = sequences.hidden[rows]
     logits = drafter.policy.logits(hidden) if drafter.vocab is None else torch.mm(hidden, drafter.head().t())
     return logits.float().softmax(-1)
 
 
-def _unroll(drafter: EagleModel, texts: PackedSequences, runs: int, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each guess in a row, at the places `rows` [M]: whether it counts [M], and the drafter's logits."""
+def _unroll(
+    drafter: EagleModel, sequences: PackedSequences, runs: int, rows: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each draft token in a row, at the positions `rows` [M]: whether it counts [M], and the drafter's logits."""
     dtype = drafter.fc.dtype
-    attention = UnrolledAttention(texts.place, drafter.shape.window)
-    hidden = drafter.fuse(_back(texts.features, 1).masked_fill(texts.place[:, None] == 0, 0).to(dtype))
-    learn, place = texts.learn[rows], texts.place[rows]
+    attention = UnrolledAttention(sequences.place, drafter.shape.window)
+    hidden = drafter.fuse(_back(sequences.features, 1).masked_fill(sequences.place[:, None] == 0, 0).to(dtype))
+    learn, place = sequences.learn[rows], sequences.place[rows]
     for run in range(runs):
-        out = drafter(texts.tokens, hidden, texts.place, attention)
+        out = drafter(sequences.tokens, hidden, sequences.place, attention)
         yield (learn & (place >= run)).float(), drafter.logits(out[rows]).float()
         hidden = _back(out, 1)
 
 
 def unrolled_loss(
     drafter: EagleModel,
-    texts: PackedSequences,
+    sequences: PackedSequences,
     runs: int,
     loss: DraftLoss,
     rows: Tensor | None = None,
     discount: float = 0.9,
 ) -> tuple[Tensor, Tensor]:
-    """The loss over `runs` guesses in a row, and for each how often the likeliest token is the policy's likeliest.
-    Only places where something is learned are looked at; `rows` names more of them, where their number must be known
+    """The loss over `runs` draft tokens in a row, and for each how often the likeliest token is the policy's likeliest.
+    Only positions where something is learned count; `rows` names more of them, where their number must be known
     before they are."""
     if rows is None:
-        rows = texts.learn.nonzero()[:, 0]
-    total, weight = (torch.zeros((), device=texts.tokens.device) for _ in range(2))
-    target, agree = _wanted(drafter, texts, rows), []
+        rows = sequences.learn.nonzero()[:, 0]
+    total, weight = (torch.zeros((), device=sequences.tokens.device) for _ in range(2))
+    target, agree = _wanted(drafter, sequences, rows), []
     likeliest = target.argmax(-1)
-    for run, (counts, logits) in enumerate(_unroll(drafter, texts, runs, rows)):
+    for run, (counts, logits) in enumerate(_unroll(drafter, sequences, runs, rows)):
         count = counts.sum()
         share = counts / count.clamp(min=1.0)
         total = total + discount**run * (share * _distance(logits, target, loss)).sum()
-        weight = weight + discount**run * (count > 0)  # texts may all be shorter than that
+        weight = weight + discount**run * (count > 0)  # sequences may all be shorter than that
         agree.append((share * (logits.argmax(-1) == likeliest)).sum().detach())
     return total / weight, torch.stack(agree)
 
 
 @torch.no_grad()
-def expected_accept_length(drafter: EagleModel, texts: PackedSequences, runs: int) -> float:
-    """Tokens per check with chains of `runs` guesses, if guesses are accepted as often as the best possible test does:
+def expected_accept_length(drafter: EagleModel, sequences: PackedSequences, runs: int) -> float:
+    """Accept length with chains of `runs` draft tokens, if they are accepted as often as the best possible test does:
     what decides between two drafters without decoding anything."""
-    rows = texts.learn.nonzero()[:, 0]
-    written, alive = (torch.zeros(len(texts.tokens), device=texts.tokens.device) for _ in range(2))
-    target = _wanted(drafter, texts, rows)
-    for run, (counts, logits) in enumerate(_unroll(drafter, texts, runs, rows)):
-        holds = torch.zeros_like(alive)
-        holds[rows] = counts * torch.minimum(logits.softmax(-1), target).sum(-1)
-        # A guess is reached if the one before it, one place back, held; none follows the end of a text.
-        alive = holds if run == 0 else _back(alive, 1) * holds
-        written += alive
-    return 1.0 + float(written.sum()) / max(1, len(rows))
+    rows = sequences.learn.nonzero()[:, 0]
+    expected, alive = (torch.zeros(len(sequences.tokens), device=sequences.tokens.device) for _ in range(2))
+    target = _wanted(drafter, sequences, rows)
+    for run, (counts, logits) in enumerate(_unroll(drafter, sequences, runs, rows)):
+        accepted = torch.zeros_like(alive)
+        accepted[rows] = counts * torch.minimum(logits.softmax(-1), target).sum(-1)
+        # A draft token is reached if the one before it, one position back, was accepted; none follows the end of a
+        # sequence.
+        alive = accepted if run == 0 else _back(alive, 1) * accepted
+        expected += alive
+    return 1.0 + float(expected.sum()) / max(1, len(rows))
 
 
 def _distance(logits: Tensor, target: Tensor, loss: DraftLoss) -> Tensor:
-    """[N] soft: cross-entropy with the policy's distribution. overlap: -log of the probability that a guess is accepted
-    by the best possible test, the sum of the smaller of the two probabilities."""
+    """[N] soft: cross-entropy with the policy's distribution. overlap: -log of the probability that a draft token is
+    accepted by the best possible test, the sum of the smaller of the two probabilities."""
     if loss == "soft":
         return -(target * logits.log_softmax(-1)).sum(-1)
     return -torch.minimum(logits.softmax(-1), target).sum(-1).clamp(min=1e-6).log()

@@ -1,9 +1,9 @@
-"""The neural drafter, in EAGLE-3's shape: one decoder layer over the policy's features, with the policy's own
+"""The drafter's network, in EAGLE-3's shape: one decoder layer over the policy's features, with the policy's own
 embeddings and head, so that it follows the policy for free.
 
-Its entry for place p of a text is made of token p and of what the policy thought of token p-1: the three tapped hidden
-states, fused to one. From there the layer's output takes the place of the features, guess after guess. Its cache is a
-window of its latest entries (`draft.window`).
+Its entry for position p of a sequence is made of token p and of the policy's features of token p-1: the three tapped
+hidden states, fused to one. From there the layer's output stands for the features, draft token after draft token. Its
+cache is a window of its latest entries (`eagle.cache`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from paceline.model.decoder import Attention, Decoder, Layer, last_active_layer,
 from paceline.model.rope import rotations
 
 WEIGHTS = "model.safetensors"
+NEW_WINDOW = 128  # entries that a draft token of an untrained drafter looks back on
 
 
 @dataclass(frozen=True)
 class DrafterShape:
     intermediate_size: int
     window: int = WINDOW
-    """Entries that a guess looks back on."""
+    """Entries that a draft token attends to."""
     own_head: bool = False
     """Whether it brings a head of its own, as drafters from elsewhere do, instead of the policy's."""
 
@@ -40,7 +41,7 @@ class EagleModel(nn.Module):
     vocab: Tensor | None
 
     def __init__(self, policy: Decoder, shape: DrafterShape | None = None, vocab: Tensor | None = None):
-        """`vocab` lists the tokens that it can guess; by default all."""
+        """`vocab` lists the tokens that it can propose; by default all."""
         super().__init__()
         c = policy.config
         self.shape = shape or DrafterShape(c.intermediate_size, min(WINDOW, c.max_positions))
@@ -59,8 +60,8 @@ class EagleModel(nn.Module):
         self.embed_norm = nn.Parameter(torch.empty(h))
         self.layer = Layer(own, c.layers, concat_size=h)
         self.norm = nn.Parameter(torch.empty(h))
-        guessable = c.vocab_size if vocab is None else len(vocab)
-        self.own_head = nn.Parameter(torch.empty(guessable, h)) if self.shape.own_head else None
+        vocab_size = c.vocab_size if vocab is None else len(vocab)
+        self.own_head = nn.Parameter(torch.empty(vocab_size, h)) if self.shape.own_head else None
         self.register_buffer("vocab", vocab, persistent=False)
         self.to(device=policy.device, dtype=policy.dtype)
         self._head: Tensor | None = None
@@ -107,7 +108,7 @@ class EagleModel(nn.Module):
         return layer.forward(hidden, *turned, attention, rms_norm(embedded, self.embed_norm, layer.eps)), None
 
     def logits(self, hidden: Tensor, normed: Tensor | None = None) -> Tensor:
-        """[N, hidden] -> scores of the next token [N, guessable tokens]; quicker where it is known normed."""
+        """[N, hidden] -> scores of the next token [N, draft vocabulary]; quicker where it is known normed."""
         if normed is None:
             normed = rms_norm(hidden, self.norm, self.layer.eps)
         normed = normed.to(self.policy.dtype)
@@ -116,7 +117,7 @@ class EagleModel(nn.Module):
         return self.policy.logits(normed) if self.vocab is None else torch.mm(normed, self.head().t())
 
     def head(self) -> Tensor:
-        """The rows of the policy's head that belong to the guessable tokens; a copy, so `refresh` it."""
+        """The rows of the policy's head that belong to the draft vocabulary; a copy, so `refresh` it."""
         if self._head is None:
             assert self.vocab is not None
             with torch.inference_mode(False):  # or it could not be written to outside of it
@@ -140,8 +141,8 @@ def files_of(drafter: EagleModel, trained: dict[str, Any] | None = None) -> Draf
     """A drafter as it is now, on the host, in the form that serving engines read; `trained` says what it learned
     from."""
     c, shape = drafter.policy.config, drafter.shape
-    guessable = c.vocab_size if drafter.vocab is None else len(drafter.vocab)
-    hf = make_config(c, shape.intermediate_size, shape.window, guessable, drafter.fc.dtype, shape.own_head)
+    vocab_size = c.vocab_size if drafter.vocab is None else len(drafter.vocab)
+    hf = make_config(c, shape.intermediate_size, shape.window, vocab_size, drafter.fc.dtype, shape.own_head)
     if trained:
         hf["paceline"]["trained"] = trained
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in _layout(drafter).items()}
@@ -164,7 +165,7 @@ def save_drafter(drafter: EagleModel, folder: Path, trained: dict[str, Any] | No
 
 def new_drafter(policy: Decoder, window: int, seed: int, vocab: Tensor | None = None) -> EagleModel:
     """An untrained one, as wide as a layer of its policy. It begins with what it can take over from the last layer that
-    does something: after as much training it is ahead by a tenth in tokens per check."""
+    does something: after as much training its accept length is higher by a tenth."""
     shape = DrafterShape(policy.config.intermediate_size, min(window, policy.config.max_positions))
     drafter = EagleModel(policy, shape, vocab).init_weights(seed)
     theirs = dict(last_active_layer(policy).named_parameters())

@@ -1,7 +1,7 @@
-"""The GPU form of the neural drafter's cache: rings are read where they lie, through the paged attention kernel.
+"""The GPU form of the EAGLE drafter's cache: rings are read where they lie, through the paged attention kernel.
 
-Every entry is a page of one token. A request's table lists the known entries of its ring in order, then the places of
-its room, where a round puts the entries that are missing and the guesses. What `draft.window` does by copying rings
+Every entry is a page of one token. A request's table lists the known entries of its ring in order, then the slots of
+its room, where a round puts the entries that are missing and draft tokens. What `eagle.cache` does by copying rings
 side by side is done here by writing a table, and the two agree.
 """
 
@@ -20,27 +20,27 @@ class PagedWindowCache:
     def __init__(
         self, config: DecoderConfig, slots: int, window: int, room: int, dtype: torch.dtype, device: torch.device
     ):
-        """As `WindowCache`: slot 0 is scratch, and each ring has `room` places for a round."""
+        """As `WindowCache`: slot 0 is scratch, and each ring has `room` slots for a round."""
         self.window, self.room = window, room
-        self.ring = window + room  # so that the entries that a round adds overwrite none that it still looks at
+        self.ring = window + room  # so that the entries that a round adds overwrite none that it still reads
         self.stride = self.ring + room
         shape = ((slots + 1) * self.stride, config.kv_heads, 1, config.head_dim)
         self.k, self.v = torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
 
-    def put(self, slot: Tensor, places: Tensor, k: Tensor, v: Tensor) -> None:
-        """Entries [B, n, kv_heads, d] of the places [B, n]; those of slot 0 are dropped. slot: [B, n]."""
+    def put(self, slot: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
+        """Entries [B, n, kv_heads, d] of the positions [B, n]; those of slot 0 are dropped. slot: [B, n]."""
         from paceline.kernels.fused_triton import write
 
-        page = slot * self.stride + places % self.ring
+        page = slot * self.stride + positions % self.ring
         heads, d = k.shape[-2:]
         rows = (page[..., None] * heads + up_to(heads, page.device)).flatten()
         write(k.flatten(0, 1), v.flatten(0, 1), self.k.view(-1, d), self.v.view(-1, d), rows)
 
     def fill(self, slots: Tensor, tail: tuple[Tensor, Tensor], length: int) -> None:
-        """The last entries [n, kv_heads, d] of a text of this length, n at most the window, for each slot [B]."""
+        """The last entries [n, kv_heads, d] of a sequence of this length, n at most the window, for each slot [B]."""
         n = len(tail[0])
-        places = torch.arange(length - n, length, device=self.k.device) % self.ring
-        page = slots[:, None] * self.stride + places
+        positions = torch.arange(length - n, length, device=self.k.device) % self.ring
+        page = slots[:, None] * self.stride + positions
         self.k[page, :, 0], self.v[page, :, 0] = tail
 
     def round(self, slot: Tensor, drafted: Tensor, start: Tensor, room: int) -> PagedRound:
@@ -48,7 +48,7 @@ class PagedWindowCache:
 
 
 class PagedRound:
-    """What the passes of one round look at. Each call belongs to the tokens announced before it."""
+    """Attention of the passes of one round. Each call belongs to the tokens announced before it."""
 
     def __init__(self, cache: PagedWindowCache, slot: Tensor, drafted: Tensor, start: Tensor, room: int):
         """`drafted` entries of each request are known, of which those from `start` on can be seen; all int [B]."""
@@ -59,9 +59,9 @@ class PagedRound:
         first = slot.long() * stride + ring  # [B] pages of the rooms
         self._rows = first[:, None] * cache.k.shape[1] + up_to(cache.k.shape[1], slot.device)  # [B, kv_heads]
         self._room = room
-        self._behind: Tensor | None = None  # [B] places of the room that hold present entries
+        self._behind: Tensor | None = None  # [B] slots of the room with present entries
         self._ahead: tuple[Tensor, Tensor] | None = None
-        self._guesses = 0
+        self._drafted = 0
         self._bits = self._visible = self.context
         self._span = 0
         self._at = self._rows
@@ -71,34 +71,35 @@ class PagedRound:
         """Next come `count` entries in order; later passes see those that are `present` [B, count], the first ones."""
         self._visible, self._span = self.context, count
         self._bits = chain_tree(self.batch, count, present.device)
-        self._at = self._places(up_to(count, present.device)[None])
+        self._at = self._room_rows(up_to(count, present.device)[None])
         self._behind = present.sum(1)
         self.context = (self.context + self._behind).int()
 
-    def guess(self) -> None:
-        """Next comes one guess per request, which sees all before it."""
+    def draft_token(self) -> None:
+        """Next comes one draft token per request, which sees all before it."""
         if self._ahead is None:  # for all levels at once
             level = up_to(self._room, self.context.device)[:, None]
             offset = level if self._behind is None else level + self._behind  # [room, B]
             at = self._rows + offset[..., None] * self._rows.shape[-1]  # [room, B, kv_heads]
             self._ahead = (self.context + level).int(), at.flatten(1)
         seen, at = self._ahead
-        self._visible, self._span = seen[self._guesses], 1
+        self._visible, self._span = seen[self._drafted], 1
         self._bits = chain_tree(self.batch, 1, self.context.device)
-        self._at = at[self._guesses]
-        self._guesses += 1
+        self._at = at[self._drafted]
+        self._drafted += 1
 
-    def guesses(self, ancestry: Tensor) -> None:
-        """Next come n guesses per request; `ancestry` [B, n, guesses so far and these] tells whom each sees."""
+    def draft_level(self, ancestry: Tensor) -> None:
+        """Next come n draft tokens per request; `ancestry` [B, n, draft tokens so far and these] tells whom each
+        sees."""
         n, columns = ancestry.shape[1:]
         self._visible, self._span = self.context, columns
         self._bits = (ancestry * (1 << up_to(columns, ancestry.device))).sum(-1)
-        ahead = (self._guesses + up_to(n, ancestry.device))[None]
-        self._at = self._places(ahead if self._behind is None else self._behind[:, None] + ahead)
-        self._guesses += n
+        ahead = (self._drafted + up_to(n, ancestry.device))[None]
+        self._at = self._room_rows(ahead if self._behind is None else self._behind[:, None] + ahead)
+        self._drafted += n
 
-    def _places(self, offset: Tensor) -> Tensor:
-        """Rows of the pools for the places [B or 1, n] of the room."""
+    def _room_rows(self, offset: Tensor) -> Tensor:
+        """Rows of the pools for the slots [B or 1, n] of the room."""
         return (self._rows[:, None] + offset[..., None] * self._rows.shape[-1]).flatten()
 
     def cache(self, layer: int) -> KVRows:

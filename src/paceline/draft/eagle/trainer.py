@@ -19,10 +19,10 @@ from paceline.draft.eagle.model import EagleModel
 class TrainSettings:
     lr: float = 2e-3
     runs: int = 5
-    """Guesses in a row that are trained."""
+    """Draft tokens in a row that are trained."""
     first_runs: int | None = None
-    """How many in the first half of the training, if not as many: what the first guess has to learn is most of it, and
-    steps with fewer guesses are quicker."""
+    """How many in the first half of the training, if not as many: what the first one has to learn is most of it, and
+    steps with fewer draft tokens are quicker."""
     loss: DraftLoss = "soft"
     warmup: int = 20
 
@@ -42,18 +42,18 @@ class DrafterTrainer:
         self._gradients = {runs: make_gradients(self.copy, runs, settings.loss) for runs in several}
         self._computed: torch.cuda.Event | None = None
 
-    def step(self, texts: PackedSequences, progress: float = 0.0) -> tuple[float, list[float]]:
-        """One update on these texts; `progress` from 0 to 1 lowers the rate. What is not finite changes nothing."""
-        self.begin(texts, progress)
+    def step(self, sequences: PackedSequences, progress: float = 0.0) -> tuple[float, list[float]]:
+        """One update on these sequences; `progress` from 0 to 1 lowers the rate. What is not finite changes nothing."""
+        self.begin(sequences, progress)
         return self.end()
 
-    def begin(self, texts: PackedSequences, progress: float = 0.0) -> None:
+    def begin(self, sequences: PackedSequences, progress: float = 0.0) -> None:
         """The first half of a step: have its gradients computed. A GPU goes on with that while the host does other
         things."""
         s = self.settings
         self._rate = s.lr * min(1.0, (self.steps + 1) / s.warmup) * (1.0 - 0.9 * progress)
         runs = s.first_runs if s.first_runs and progress < 0.5 else s.runs
-        self._found = self._gradients[runs](texts)
+        self._found = self._gradients[runs](sequences)
         self._numbers = torch.empty_like(self._found.numbers, device="cpu", pin_memory=self._found.numbers.is_cuda)
         self._numbers.copy_(self._found.numbers, non_blocking=True)
         self._computed = torch.cuda.current_stream().record_event() if self._found.numbers.is_cuda else None
@@ -64,7 +64,7 @@ class DrafterTrainer:
         return self._computed is None or self._computed.query()
 
     def end(self) -> tuple[float, list[float]]:
-        """The second half: update the weights -> the loss, and how often each guess in a row agreed."""
+        """The second half: update the weights -> the loss, and how often each draft token in a row agreed."""
         if self._computed is not None:
             self._computed.synchronize()
         value, norm, *agree = self._numbers.tolist()
@@ -115,8 +115,8 @@ class DrafterTrainer:
                 if any(moment.shape != master.shape for moment in moments.values()):
                     raise ValueError(f"the moments of {name} do not have the shape {list(master.shape)}")
                 # AdamW counts on the host, unless its steps are fused.
-                place = master.device if master.is_cuda else "cpu"
-                self.optimizer.state[master] = {"step": tensors[f"step.{name}"].to(place, copy=True), **moments}
+                device = master.device if master.is_cuda else "cpu"
+                self.optimizer.state[master] = {"step": tensors[f"step.{name}"].to(device, copy=True), **moments}
         self.steps = values["steps"]
 
     @torch.no_grad()

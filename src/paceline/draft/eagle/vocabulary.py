@@ -1,9 +1,9 @@
-"""Which tokens a drafter can guess.
+"""Which tokens a drafter can propose.
 
-Scoring a vocabulary is most of what a guess costs: with 152,064 tokens and the geometry of a 7B, six guesses take 0.66
-of a decode step, with 32,768 of them 0.35, with 8,192 0.28. Rare tokens are never guessed then, which costs a check
-where they come.
-Answers to a task's prompts use few of a large vocabulary's tokens; how many are enough can be counted.
+Scoring a vocabulary is most of what a draft token costs: with 152,064 tokens and the geometry of a 7B, six of them take
+0.66 of a decode step, with 32,768 tokens 0.35, with 8,192 0.28. Rare tokens are never proposed then, which ends the
+accepted path where they come.
+Completions of a task's prompts use few of a large vocabulary's tokens; how many are enough can be counted.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor
 from paceline.model import Decoder
 
 LARGE = 65536
-GUESSABLE = 32768  # of a large one, unless answers show that fewer are enough
+GUESSABLE = 32768  # of a large one, unless completions show that fewer are enough
 LEAST, STEP = 8192, 1024
 """Of a 7B's drafter, the head with so few is a tenth of what it reads: fewer would save little."""
-RARE = 0.005  # share of what is written that need not be guessed: the head is cheaper by more than these checks cost
+RARE = 0.005  # share of sampled tokens that need not be proposed: the smaller head saves more than these rounds cost
 LAST = 2560  # tokenizers have their special tokens at the end, before what pads the matrix
 
 
@@ -49,9 +49,9 @@ def enough(written: Counter[int]) -> int:
 
 
 def choose_tokens(policy: Decoder, wanted: int | None = None, written: Iterable[int] = ()) -> Tensor | None:
-    """The tokens that occur most often in what was `written`; where that is not enough, those that end an answer, the
-    special ones at the end of the vocabulary, and the first, which tokenizers learn from the most frequent texts. None
-    for all."""
+    """The tokens that occur most often in what was `written`; where that is not enough, those that end a completion,
+    the special ones at the end of the vocabulary, and the first, which tokenizers learn from the most frequent texts.
+    None for all."""
     size = policy.config.vocab_size
     if guessable(size, wanted) == size:
         return None

@@ -1,0 +1,89 @@
+"""From sampled tokens to completions: append them to their sequences, find out which sequences end, take those out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from paceline.core import Completion, Sequence
+from paceline.draft.base import BaseDrafter
+from paceline.rollout.in_flight import SampledTokens
+from paceline.rollout.rows import Rows
+from paceline.rollout.scheduler import Scheduler
+from paceline.rollout.stops import Decode, continues, finish_reason
+
+
+class OutputProcessor:
+    def __init__(
+        self, scheduler: Scheduler, drafters: Mapping[str, BaseDrafter], max_length: int, decode: Decode | None
+    ):
+        """`max_length` bounds prompt and completion together; `decode` turns tokens into text, for stop strings."""
+        self.scheduler = scheduler
+        self.rows: Rows = scheduler.rows
+        self.drafters = drafters
+        self.max_length = max_length
+        self.decode = decode
+        self.ended_rows: set[int] = set()
+        """Rows of sequences that are complete, which a round in flight still computes."""
+
+    def append_first(self, first: int, sampled: SampledTokens) -> list[Completion]:
+        """The first token of each row from `first` on. Its context is what the prefill left in the KV cache."""
+        return self._append(first, sampled, in_flight=False)[0]
+
+    def append(self, sampled: SampledTokens, in_flight: bool) -> tuple[list[Completion], int]:
+        """The tokens of a round for all rows -> completions, and how many tokens were appended. Complete sequences
+        leave the batch; if the next round is `in_flight` with the same rows, they leave when that one has been read.
+
+        A row's context is the number of tokens in the KV cache. The pass has put the last token there and the accepted
+        draft tokens: as many as it returns."""
+        self.rows.context[: len(sampled.num_tokens)] += sampled.num_tokens
+        return self._append(0, sampled, in_flight)
+
+    def _append(self, first: int, sampled: SampledTokens, in_flight: bool) -> tuple[list[Completion], int]:
+        running, rows, num_tokens = self.scheduler.running, self.rows, sampled.num_tokens
+        last = first + len(num_tokens)
+        rows.token[first:last] = [tokens[n - 1] for tokens, n in zip(sampled.tokens, num_tokens, strict=True)]
+        rows.min_left[first:last] = np.maximum(rows.min_left[first:last] - num_tokens, 0)
+        done: list[Completion] = []
+        ended: list[Sequence] = []
+        ending_rows: set[int] = set()
+        appended = 0
+        for row in range(last - 1, first - 1, -1):  # backwards, because removing a row moves the last one into it
+            if row in self.ended_rows:
+                self.ended_rows.discard(row)
+                self.scheduler.remove(row)
+                continue
+            seq, count = running[row], num_tokens[row - first]
+            tokens, logprobs = sampled.tokens[row - first][:count], sampled.logprobs[row - first]
+            if continues(seq, tokens, self.max_length):
+                seq.tokens += tokens
+                seq.logprobs += logprobs[:count]
+                appended += count
+                continue
+            for token, logprob in zip(tokens, logprobs, strict=False):
+                seq.tokens.append(token)
+                seq.logprobs.append(logprob)
+                appended += 1
+                reason = finish_reason(seq, self.max_length, self.decode)
+                if reason:  # tokens beyond the end are dropped with the row
+                    if in_flight:
+                        ending_rows.add(row)
+                    else:
+                        self.scheduler.remove(row)
+                    ended.append(seq)
+                    done.append(seq.complete(reason))
+                    break
+        self.ended_rows |= ending_rows
+        if ended:
+            for drafter in self.drafters.values():
+                drafter.finish(ended)
+            if self.scheduler.pool.k.device.type == "cpu":
+                self.scheduler.compact()
+        return done[::-1], appended
+
+    def remove_ended(self) -> None:
+        """No round is in flight any more: let go of sequences that are complete."""
+        for row in sorted(self.ended_rows, reverse=True):
+            self.scheduler.remove(row)
+        self.ended_rows.clear()
