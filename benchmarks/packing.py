@@ -24,12 +24,20 @@ import torch.nn.functional as F
 from paceline.config import load_config
 from paceline.core import Request
 from paceline.draft.eagle.loss import PackedSequences, read_sequences, suitable_rate
-from paceline.draft.eagle.model import EagleModel, load_drafter, new_drafter
+from paceline.draft.eagle.model import (
+    NEW_WINDOW,
+    EagleModel,
+    choose_device,
+    engine_settings,
+    find_drafter,
+    load_drafter,
+    make_sampling,
+    new_drafter,
+)
 from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
 from paceline.model import load_model
 from paceline.model.tokenizer import load_tokenizer
 from paceline.rollout import RolloutEngine
-from paceline.setup.build import NEW_WINDOW, choose_device, engine_settings, find_drafter, make_sampling
 from paceline.spot.samples import FeatureSample, lay_out
 from paceline.tasks import make_task
 from paceline.tasks.tasks import choose_style
