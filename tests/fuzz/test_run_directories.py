@@ -151,8 +151,8 @@ def fuzz(finished: Path, folder: Path, count: int, seed: int, capsys) -> Counter
 
 
 def settings(config: bytes) -> object:
-    """What a config says, but for where the run is: a resumed run writes that down anew, and here it is a copy. A number
-    that was written as a text says the same."""
+    """What a config says, but for where the run is: a resumed run writes that down anew, and here it is a copy. A
+    number that was written as a text says the same."""
     try:
         values = reading.parse_yaml(reading.decode(config, "it"), "it")
         return build_config(values | {"run_dir": None}, "it") if isinstance(values, dict) else config
