@@ -108,6 +108,7 @@ class TrainLoop:
                 metrics_log.write(self.progress.step, metrics)
                 self.view.step_done(self.progress.step, metrics)
             self.saver.save_once()
+            self.saver.stop_if_one_failed()
             self.recorder.timeline.close()
         except Interrupted as stop:
             self.cluster.clear()
@@ -157,6 +158,7 @@ class TrainLoop:
         with clock.part("save_checkpoint"):
             if every and self.progress.step % every == 0:
                 self.saver.save()
+        self.saver.stop_if_one_failed()
         return metrics | clock.metrics(tokens)
 
     def _count_step(self, groups: list[Group], cursor: int, metrics: dict[str, float]) -> None:

@@ -48,6 +48,8 @@ class Cluster:
         self.group = WorkerGroup(config, self.liveness, self.calls, backend)
         self.updating = False
         """Whether the policy is neither what it was before an update nor what it is after it."""
+        self.save_failure: WorkerFailed | None = None
+        """Of a worker without which the last checkpoint was saved."""
         self.tokens = 0
         """Generated in the present rollout."""
         self.completed_by: dict[int, int] = {}
@@ -175,7 +177,7 @@ class Cluster:
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Have a checkpoint written -> the first worker's tuner state. A worker that cannot do its part is given up if
-        others can do it."""
+        others can do it; its error is kept in `save_failure`."""
         while True:
             try:
                 return self._save(folder)
@@ -183,6 +185,7 @@ class Cluster:
                 if not self.group.can_do_without(err.worker):
                     raise
                 self.liveness.give_up(err.worker, f"could not save its part ({err})", again=False)
+                self.save_failure = self.save_failure or err
 
     def _save(self, folder: Path) -> dict[str, Any]:
         folder = folder.resolve()  # actors have a working directory of their own

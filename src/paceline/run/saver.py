@@ -42,6 +42,13 @@ class RunSaver:
         self.run.save(self.cluster.save, self.tokenizer, self.progress)
         self.recorder.on_save(started, time.perf_counter() - before, self.progress.step)
 
+    def stop_if_one_failed(self) -> None:
+        """An error in a worker stops the run, also one in saving that the others could make up for."""
+        failure = self.cluster.save_failure
+        self.cluster.save_failure = None
+        if failure is not None:
+            raise failure
+
     def save_once(self) -> None:
         """Unless this step is saved already."""
         if self.run.newest_checkpoint() != self.run.checkpoints / checkpoint_name(self.progress.step):
