@@ -24,7 +24,7 @@ from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
 from paceline.library.fit import DEPTH, TokenSequence, generate_sequences
 from paceline.model import Decoder, load_model
 from paceline.model.tokenizer import load_tokenizer
-from paceline.setup.build import choose_device
+from paceline.setup.device import choose_device
 from paceline.tasks.countdown import Countdown
 
 RUNS = 5

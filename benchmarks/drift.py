@@ -43,7 +43,8 @@ import torch
 from paceline.config import Config, load_config
 from paceline.core import Request, SamplingParams
 from paceline.draft.eagle.drafter import EagleDrafter
-from paceline.draft.eagle.model import EagleModel, load_drafter
+from paceline.draft.eagle.files import DRAFTER, find_drafter, load_drafter
+from paceline.draft.eagle.model import EagleModel
 from paceline.draft.registry import make_network
 from paceline.draft.strategy import Strategy
 from paceline.errors import Stopped, UserError
@@ -54,7 +55,7 @@ from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.observe.live import LiveView
 from paceline.observe.metrics import read_lines
 from paceline.rollout import EngineSettings, RolloutEngine
-from paceline.setup.build import DRAFTER, choose_device, find_drafter
+from paceline.setup.device import choose_device
 from paceline.tasks import make_task
 from paceline.tasks.tasks import choose_style
 

@@ -32,7 +32,8 @@ import torch.nn.functional as F
 
 from grow import IDLE_LAYERS, grow, lean_away, push_down
 from paceline.core import Request, SamplingParams
-from paceline.draft.eagle.model import EagleModel, load_drafter, save_drafter
+from paceline.draft.eagle.files import DRAFTER, load_drafter, save_drafter
+from paceline.draft.eagle.model import EagleModel
 from paceline.draft.eagle.vocabulary import LEAST
 from paceline.learn.optimizer import AdamW
 from paceline.model import Decoder, DecoderConfig, load_model, save_model
@@ -40,7 +41,6 @@ from paceline.model.attention import PackedAttention
 from paceline.model.decoder import as_dtype
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.rollout import EngineSettings, RolloutEngine
-from paceline.setup.build import DRAFTER
 from paceline.tasks.countdown import LEVELS, TAIL, Countdown, Level, make_problem, prompt_of, solves
 from search_traces import Searcher, full_answer
 

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 
 from paceline.config import load_config
 from paceline.core import Request
+from paceline.draft.eagle.files import load_drafter
 from paceline.draft.eagle.loss import PackedSequences, read_sequences, suitable_rate
 from paceline.draft.eagle.model import (
     NEW_WINDOW,
@@ -30,7 +31,6 @@ from paceline.draft.eagle.model import (
     choose_device,
     engine_settings,
     find_drafter,
-    load_drafter,
     make_sampling,
     new_drafter,
 )

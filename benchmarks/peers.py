@@ -25,14 +25,14 @@ import torch
 
 from paceline.core import Request, SamplingParams
 from paceline.draft.eagle.drafter import EagleDrafter
-from paceline.draft.eagle.model import load_drafter
+from paceline.draft.eagle.files import find_drafter, load_drafter
 from paceline.draft.suffix.drafter import SuffixDrafter
 from paceline.model import load_model
 from paceline.model.checkpoint import find_model
 from paceline.model.decoder import as_dtype
 from paceline.model.tokenizer import load_tokenizer
 from paceline.rollout import EngineSettings, RolloutEngine
-from paceline.setup.build import choose_device, find_drafter
+from paceline.setup.device import choose_device
 from paceline.tasks.countdown import Countdown
 
 Prompts = list[tuple[int, ...]]

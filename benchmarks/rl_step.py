@@ -36,7 +36,7 @@ from paceline.model.checkpoint import find_model, read_config  # noqa: E402
 from paceline.observe.live import LiveView  # noqa: E402
 from paceline.rollout.stats import PARTS, RoundRecord  # noqa: E402
 from paceline.run import Run  # noqa: E402
-from paceline.setup.build import choose_device  # noqa: E402
+from paceline.setup.device import choose_device  # noqa: E402
 from paceline.setup.memory import gb  # noqa: E402
 
 WARM_UP = 1  # steps that are left out of the ratios

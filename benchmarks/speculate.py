@@ -30,7 +30,7 @@ import torch
 from paceline.core import Request, SamplingParams
 from paceline.draft.base import Draft, DraftSequence
 from paceline.draft.eagle.drafter import EagleDrafter
-from paceline.draft.eagle.model import load_drafter
+from paceline.draft.eagle.files import find_drafter, load_drafter
 from paceline.draft.strategy import PLAIN, Strategy
 from paceline.draft.suffix.drafter import SuffixDrafter
 from paceline.model import load_model
@@ -38,7 +38,7 @@ from paceline.model.decoder import Decoder
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.rollout import EngineSettings, RolloutEngine
 from paceline.rollout.stats import RoundRecord
-from paceline.setup.build import choose_device, find_drafter
+from paceline.setup.device import choose_device
 from paceline.tasks.countdown import Countdown
 
 

@@ -27,7 +27,7 @@ from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
 from paceline.library.fit import TokenSequence, generate_sequences
 from paceline.model import Decoder, load_model
 from paceline.model.tokenizer import load_tokenizer
-from paceline.setup.build import choose_device
+from paceline.setup.device import choose_device
 from paceline.spot.buffer import ANY_LENGTH, SpotBuffer
 from paceline.spot.samples import FeatureSample, cut, lay_out
 from paceline.tasks.countdown import Countdown

@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 from statistics import mean, median
 
+from paceline.draft.eagle.files import find_drafter
 from paceline.observe.metrics import read_lines
 from paceline.observe.timeline import IDLE, TRAIN, Span, read_timeline
-from paceline.setup.build import find_drafter
 
 ARMS = {
     "plain": ["speculation.mode=plain", "spot.when=off"],

@@ -10,7 +10,8 @@ import torch
 
 from paceline.core import Request, SamplingParams
 from paceline.draft.eagle.drafter import EagleDrafter
-from paceline.draft.eagle.model import DrafterShape, EagleModel, load_drafter, save_drafter
+from paceline.draft.eagle.files import load_drafter, save_drafter
+from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.draft.strategy import Strategy
 from paceline.model import Decoder, DecoderConfig, load_model
 from paceline.model.attention import PackedAttention

@@ -84,7 +84,8 @@ def test_what_does_not_work_is_told_plainly(words, message, tmp_path, capsys):
 
 
 def test_a_drafter_of_another_model_is_refused(tmp_path, capsys):
-    from paceline.draft.eagle.model import DrafterShape, EagleModel, save_drafter
+    from paceline.draft.eagle.files import save_drafter
+    from paceline.draft.eagle.model import DrafterShape, EagleModel
 
     from .conftest import tiny_model
 

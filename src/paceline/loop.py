@@ -21,8 +21,7 @@ from typing import Any
 import torch
 
 from paceline.cluster.lengths import Lengths
-from paceline.cluster.messages import RolloutMode
-from paceline.cluster.worker import RolloutOutcome
+from paceline.cluster.messages import RolloutMode, RolloutOutcome
 from paceline.config import Config
 from paceline.core import Completion, Group, Request
 from paceline.errors import RunError, UserError
@@ -36,8 +35,8 @@ from paceline.run import Run
 from paceline.run.records import describe_groups
 from paceline.run.saver import RunSaver, describe_error, stopped
 from paceline.setup.start import start_run
-from paceline.spot.learning import when_to_train
 from paceline.spot.trainer import TrainingStats
+from paceline.spot.when import when_to_train
 from paceline.tasks import Task
 from paceline.tasks.reward_process import RewardResult
 from paceline.tasks.rewards import Reward, total

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.draft.eagle.model import DrafterShape, EagleModel, load_drafter, new_drafter, save_drafter
+from paceline.draft.eagle.files import load_drafter, save_drafter
+from paceline.draft.eagle.model import DrafterShape, EagleModel, new_drafter
 from paceline.errors import UserError
 
 from ..conftest import tiny_model

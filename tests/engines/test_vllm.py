@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from paceline.commands.draft import HELD_OUT_SEED
 from paceline.core import Request, SamplingParams
 from paceline.draft.eagle.drafter import EagleDrafter
-from paceline.draft.eagle.model import EagleModel, load_drafter, save_drafter
+from paceline.draft.eagle.files import load_drafter, save_drafter
+from paceline.draft.eagle.model import EagleModel
 from paceline.draft.strategy import Strategy
 from paceline.integrations.export import export_drafter, export_policy
 from paceline.model import Decoder, load_model

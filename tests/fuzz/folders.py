@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from paceline.draft.eagle.model import DrafterShape, EagleModel, save_drafter
+from paceline.draft.eagle.files import save_drafter
+from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.model import load_model
 from paceline.model.checkpoint import EMBEDDED
 from tests.fuzz.mutate_files import VALUES, damage_bytes, damage_value, misplace, replace, write_json

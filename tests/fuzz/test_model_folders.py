@@ -14,14 +14,13 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.core import Request, SamplingParams
-from paceline.draft.eagle.model import load_drafter
+from paceline.draft.eagle.files import find_drafter, load_drafter
 from paceline.errors import UserError
 from paceline.integrations.export import export_drafter, export_policy
 from paceline.integrations.export_formats import FORMATS
 from paceline.model import load_model
 from paceline.model.tokenizer import load_tokenizer
 from paceline.rollout import EngineSettings, RolloutEngine
-from paceline.setup.build import find_drafter
 from tests.fuzz.folders import copy_base, damage, make_bases, make_outside
 from tests.fuzz.mutate_files import Watch, deadline, refused
 

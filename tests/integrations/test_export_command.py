@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from paceline.draft.eagle.model import load_drafter
+from paceline.draft.eagle.files import load_drafter
 from paceline.model import load_model
 
 from ..test_cli import QUICK, here, rows

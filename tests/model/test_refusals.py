@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.draft.eagle.model import load_drafter
+from paceline.draft.eagle.files import load_drafter
 from paceline.errors import UserError
 from paceline.integrations.export import export_policy
 from paceline.library.engine import Engine

@@ -6,13 +6,12 @@ import random
 
 from paceline.core import Completion, Request, SamplingParams
 from paceline.draft.eagle.drafter import EagleDrafter
-from paceline.draft.eagle.model import load_drafter
+from paceline.draft.eagle.files import find_drafter, load_drafter
 from paceline.draft.suffix.drafter import SuffixDrafter
 from paceline.model import load_model
 from paceline.model.decoder import Decoder
 from paceline.model.tokenizer import load_tokenizer
 from paceline.rollout import EngineSettings, RolloutEngine
-from paceline.setup.build import find_drafter
 from paceline.tasks.countdown import Countdown
 
 

@@ -157,7 +157,7 @@ def test_the_embedded_model_with_its_own_drafter(embedded):
     """Real texts, real acceptance: guesses hold, and nothing changes."""
     from paceline.core import Request, SamplingParams
     from paceline.draft.eagle.drafter import EagleDrafter
-    from paceline.draft.eagle.model import load_drafter
+    from paceline.draft.eagle.files import load_drafter
     from paceline.model import load_model
     from paceline.model.tokenizer import load_tokenizer
     from paceline.tasks.countdown import Countdown

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from paceline.draft.eagle.files import load_drafter, save_drafter
 from paceline.draft.eagle.loss import read_sequences
-from paceline.draft.eagle.model import DrafterShape, EagleModel, load_drafter, save_drafter
+from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
 from paceline.errors import UserError
 from paceline.spot.buffer import SpotBuffer

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from paceline.config import load_config
+from paceline.draft.eagle.files import load_drafter
 from paceline.draft.eagle.loss import read_sequences
-from paceline.draft.eagle.model import EagleModel, load_drafter
+from paceline.draft.eagle.model import EagleModel
 from paceline.errors import UserError
 from paceline.loop import TrainLoop, train
 from paceline.run import Run

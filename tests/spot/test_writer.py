@@ -9,7 +9,8 @@ import torch
 
 import paceline.spot.writer as writer_module
 from paceline.config import load_config
-from paceline.draft.eagle.model import DrafterShape, EagleModel, load_drafter
+from paceline.draft.eagle.files import load_drafter
+from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.loop import train
 from paceline.spot.writer import DrafterWriter
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.coordinator import Lost
 from paceline.cluster.liveness import POLL_S, Liveness
 from paceline.cluster.messages import Call, Failed, Returned
-from paceline.cluster.transport import Transport
+
+if TYPE_CHECKING:
+    from paceline.cluster.transport import Transport
 
 NOTICE_S = 5.0  # seconds in which the loss of a worker that others have noticed is known here
 

@@ -16,14 +16,14 @@ from paceline.cluster.coordinator import Assign, Done, Joined, Load, Order, Rele
 from paceline.cluster.groups import WorkerGroup
 from paceline.cluster.liveness import POLL_S, Liveness
 from paceline.cluster.messages import Ready, RolloutMode, RolloutOutcome, RolloutProgress, WorkerSpec
-from paceline.cluster.transport import Transport
 from paceline.cluster.update import SharedUpdate
-from paceline.config import Config
-from paceline.core import Completion, Request, Trajectory
 from paceline.errors import WorkerFailed
 from paceline.learn.token_sums import mean_metrics
 
 if TYPE_CHECKING:
+    from paceline.cluster.transport import Transport
+    from paceline.config import Config
+    from paceline.core import Completion, Request, Trajectory
     from paceline.rollout.differences import Difference
     from paceline.spot.evaluation import Evaluation
     from paceline.spot.trainer import TrainingStats

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.config import Config
 from paceline.errors import UserError
-from paceline.setup.build import choose_device
+from paceline.setup.device import choose_device
+
+if TYPE_CHECKING:
+    from paceline.config import Config
 
 
 def my_cores() -> list[int]:

@@ -7,14 +7,16 @@ A lost worker takes nothing with it: what it held of the optimizer's state is he
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.calls import Broken, Calls, Named
-from paceline.cluster.liveness import Liveness
 from paceline.cluster.rendezvous import Rendezvous, Store
-from paceline.config import Config
 from paceline.errors import RunError, WorkerFailed
 from paceline.learn.shards import Holders, assign_holders, sources
+
+if TYPE_CHECKING:
+    from paceline.cluster.liveness import Liveness
+    from paceline.config import Config
 
 RETRIES = 1  # of what all do together and fails though nobody was lost, before those who cannot be reached are given up
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from paceline.cluster.coordinator import Report
 from paceline.cluster.messages import Call, Returned, WorkerSpec
 from paceline.cluster.worker import Worker
-from paceline.config import Config
 from paceline.errors import UserError
-from paceline.setup.build import choose_device
+from paceline.setup.device import choose_device
+
+if TYPE_CHECKING:
+    from paceline.cluster.coordinator import Report
+    from paceline.config import Config
 
 
 class InProcess:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline.cluster.coordinator import Lost, Report
 from paceline.cluster.messages import LOADING, Alive, Failed, Ready, WorkerSpec
-from paceline.cluster.transport import Transport
-from paceline.config import Config
 from paceline.errors import RunError, UserError, WorkerFailed
+
+if TYPE_CHECKING:
+    from paceline.cluster.transport import Transport
+    from paceline.config import Config
 
 WAITING = 1.5  # times cluster.timeout_s: for one that waits for others, whose own deadline is cluster.timeout_s
 GRACE = 0.25  # of cluster.timeout_s: for the rest of a group to notice what one of them has noticed

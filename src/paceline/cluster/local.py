@@ -7,13 +7,16 @@ import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.cluster.coordinator import Lost, Report
 from paceline.cluster.devices import choose_cores, choose_devices, my_cores
-from paceline.cluster.messages import Call, WorkerSpec
-from paceline.config import Config
 from paceline.process.channel import to_bytes
 from paceline.process.child import Child, Ended, Mailbox
+
+if TYPE_CHECKING:
+    from paceline.cluster.messages import Call, WorkerSpec
+    from paceline.config import Config
 
 
 @dataclass(frozen=True)

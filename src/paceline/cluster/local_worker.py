@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 
-from paceline.cluster.serve import serve
 from paceline.process.program import join_parent
 
 
 def main() -> None:
-    driver = join_parent()
+    driver = join_parent()  # first: what follows takes seconds, and the driver may be gone by then
+    from paceline.cluster.serve import serve
+
     config, spec = driver.receive()
     if spec.cores:
         os.sched_setaffinity(0, spec.cores)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.cluster.cluster import Cluster
 from paceline.cluster.messages import WorkerSpec
 from paceline.cluster.transport import load_transport
-from paceline.config import Config
-from paceline.run import Run
+
+if TYPE_CHECKING:
+    from paceline.config import Config
+    from paceline.run import Run
 
 LOG = "workers.log"
 

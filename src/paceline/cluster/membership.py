@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from paceline.cluster.peers import Peers
 from paceline.cluster.rendezvous import Rendezvous
-from paceline.cluster.reporter import Reporter
-from paceline.learn.optimizer import AdamW
 from paceline.learn.shards import Holders, assign_holders, make_slots
-from paceline.model.decoder import Decoder
+
+if TYPE_CHECKING:
+    from paceline.cluster.reporter import Reporter
+    from paceline.learn.optimizer import AdamW
+    from paceline.model.decoder import Decoder
 
 
 class Membership:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.cluster.coordinator import Report
-from paceline.core import Completion
 
 if TYPE_CHECKING:
+    from paceline.core import Completion
     from paceline.rollout.stats import EngineStats, RoundRecord
     from paceline.spot.trainer import TrainingStats
 

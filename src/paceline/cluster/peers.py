@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.cluster.addresses import Address
 from paceline.cluster.deadline import within
-from paceline.cluster.rendezvous import PROBE_S, Joining, Rendezvous, Unreachable, find_unreachable, reason_of
+from paceline.cluster.rendezvous import PEER_PROBE_S, Joining, Rendezvous, Unreachable, find_unreachable, reason_of
+
+if TYPE_CHECKING:
+    from paceline.cluster.addresses import Address
 
 BUCKET = 2**24  # numbers in one message
 
@@ -35,7 +37,7 @@ class Peers:
 
     def __init__(self, rendezvous: Rendezvous, me: int, waiting: Callable[[], None] = lambda: None):
         """`waiting` is called before anything in which others are waited for. Takes `rendezvous.timeout_s` at most, and
-        twice `PROBE_S` more to find out who could not be reached."""
+        twice `PEER_PROBE_S` more to find out who could not be reached."""
         self.members = rendezvous.members
         self.me = me
         self.waiting = waiting
@@ -50,7 +52,7 @@ class Peers:
         try:
             # Stores wait for ever for an answer of one that cannot be reached any more.
             joining = Joining(rendezvous, me)
-            self._group = within(rendezvous.timeout_s + PROBE_S, joining.form)
+            self._group = within(rendezvous.timeout_s + PEER_PROBE_S, joining.form)
             if rendezvous.backend == "nccl":
                 joining.form_nccl()
                 self._nccl = True

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.coordinator import Lost, Report
 from paceline.cluster.deadline import within
@@ -23,7 +23,9 @@ from paceline.cluster.ray_cluster import choose_ray_device, connect, import_ray,
 from paceline.cluster.ray_placement import Placement
 from paceline.cluster.ray_thread import ANSWER_S, RayThread
 from paceline.cluster.ray_worker import Actor
-from paceline.config import Config
+
+if TYPE_CHECKING:
+    from paceline.config import Config
 
 __all__ = ["RayActors", "choose_ray_device"]
 

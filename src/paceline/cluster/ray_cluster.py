@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.addresses import why_unreachable
 from paceline.cluster.deadline import within
-from paceline.config import Config
 from paceline.errors import UserError
 
+if TYPE_CHECKING:
+    from paceline.config import Config
+
 INIT_S = 90.0  # seconds in which a Ray cluster can be joined, or started on this machine
-PROBE_S = 10.0  # seconds in which its head accepts a connection
+HEAD_PROBE_S = 10.0  # seconds in which its head accepts a connection
 
 
 def import_ray() -> Any:
@@ -55,7 +57,7 @@ def _check_reachable(address: str) -> None:
     host, port = parse_address(address.removeprefix("ray://"))
     if not port:  # "auto", or a name that only Ray understands
         return
-    why = why_unreachable((host, port), PROBE_S)
+    why = why_unreachable((host, port), HEAD_PROBE_S)
     if why:
         raise UserError(f"no Ray cluster can be reached at {address} ({why}); see cluster.address")
 

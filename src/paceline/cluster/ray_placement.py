@@ -8,7 +8,7 @@ from paceline.cluster.addresses import why_unreachable
 from paceline.errors import UserError
 
 READY_S = 30.0  # seconds in which a cluster with room has set it aside
-PROBE_S = 1.0  # seconds in which a living host accepts a connection
+HOST_PROBE_S = 1.0  # seconds in which a living host accepts a connection
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.01)  # CPUs to ask for each worker: only so that they are spread, so less will do
 
 
@@ -76,7 +76,9 @@ class Placement:
     def _reachable(self, node_id: str) -> bool:
         """Ray takes up to a minute to notice that a host is gone."""
         nodes = [n for n in self._nodes() if n["NodeID"] == node_id]
-        return any(why_unreachable((n["NodeManagerAddress"], n["NodeManagerPort"]), PROBE_S) is None for n in nodes)
+        return any(
+            why_unreachable((n["NodeManagerAddress"], n["NodeManagerPort"]), HOST_PROBE_S) is None for n in nodes
+        )
 
     def _nodes(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]

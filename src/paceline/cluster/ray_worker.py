@@ -8,10 +8,13 @@ import socket
 import threading
 import time
 import traceback
+from typing import TYPE_CHECKING
 
-from paceline.cluster.coordinator import Report
 from paceline.cluster.messages import Call, Failed, WorkerSpec
-from paceline.config import Config
+
+if TYPE_CHECKING:
+    from paceline.cluster.coordinator import Report
+    from paceline.config import Config
 
 PATIENCE = 10.0  # seconds for which an actor holds on to a question when it has nothing to say
 ORPHAN_S = 2.0  # seconds between looks for the parent

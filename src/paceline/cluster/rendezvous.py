@@ -22,7 +22,7 @@ import torch.distributed as dist
 from paceline.cluster.addresses import Address, address_towards, interface_of, listen_at, why_unreachable
 from paceline.errors import UserError
 
-PROBE_S = 3.5  # seconds in which a reachable peer accepts a connection, even if the first two packets are lost
+PEER_PROBE_S = 3.5  # seconds in which a reachable peer accepts a connection, even if the first two packets are lost
 CONNECT_SHARE = 5  # gloo waits for a connection this many times as long as it is told to
 WAITING_CONNECTIONS = 128  # probes that a process may leave unanswered: the system accepts them by itself
 
@@ -106,7 +106,7 @@ class Joining:
 
     def _open_store(self) -> dist.Store:
         r = self.rendezvous
-        why = why_unreachable((r.host, r.port), PROBE_S)
+        why = why_unreachable((r.host, r.port), PEER_PROBE_S)
         if why:
             raise ConnectionError(
                 f"worker {self.me} at {self._here} cannot reach the rendezvous point at {r.host}:{r.port} ({why})"
@@ -188,7 +188,7 @@ def _probe(addresses: dict[int, Address]) -> dict[int, str]:
     if not addresses:
         return {}
     with ThreadPoolExecutor(len(addresses)) as pool:
-        reasons = list(pool.map(lambda address: why_unreachable(address, PROBE_S), addresses.values()))
+        reasons = list(pool.map(lambda address: why_unreachable(address, PEER_PROBE_S), addresses.values()))
     return {w: why for w, why in zip(addresses, reasons, strict=True) if why}
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from paceline.cluster.coordinator import Report
 from paceline.cluster.messages import Alive, WorkerSpec
+
+if TYPE_CHECKING:
+    from paceline.cluster.coordinator import Report
 
 QUIET_S = 0.1  # seconds after which a worker that is at work says so
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from paceline.cluster.messages import Activity, RolloutOutcome
-from paceline.rollout import RolloutEngine
-from paceline.rollout.stats import RoundRecord
-from paceline.spot.trainer import TrainingStats
+
+if TYPE_CHECKING:
+    from paceline.rollout.engine import RolloutEngine
+    from paceline.rollout.stats import RoundRecord
+    from paceline.spot.trainer import TrainingStats
 
 SHORT_S = 1e-3  # seconds: an activity that took less is not recorded
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
-from paceline.cluster.coordinator import Report
 from paceline.cluster.messages import LOADING, Call, Failed, Returned, WorkerSpec
 from paceline.cluster.peers import PeerLost
 from paceline.cluster.worker import Worker
-from paceline.config import Config
 from paceline.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.cluster.coordinator import Report
+    from paceline.config import Config
 
 Inbox = Callable[[bool], Call | None]
 """Gives the next call; waits for one if asked to. Does not return when the driver is gone."""

@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from paceline.cluster.coordinator import Report
-from paceline.cluster.messages import Call, WorkerSpec
-from paceline.config import Config
 from paceline.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.cluster.coordinator import Report
+    from paceline.cluster.messages import Call, WorkerSpec
+    from paceline.config import Config
 
 TRANSPORTS = {
     "in_process": "paceline.cluster.in_process:InProcess",  # `local`, if there is one worker only

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.cluster.groups import WorkerGroup
-from paceline.config import LearnConfig
-from paceline.core import Trajectory
 from paceline.learn.algorithms import ALGORITHMS
 from paceline.learn.shards import deal
 
 if TYPE_CHECKING:
+    from paceline.cluster.groups import WorkerGroup
+    from paceline.config import LearnConfig
+    from paceline.core import Trajectory
     from paceline.learn.update_batch import Score
 
 

@@ -5,28 +5,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from paceline.cluster.coordinator import Report
 from paceline.cluster.membership import Membership
 from paceline.cluster.messages import Ready, RolloutMode, RolloutOutcome, WorkerSpec
-from paceline.cluster.rendezvous import Rendezvous
 from paceline.cluster.reporter import Reporter
 from paceline.cluster.worker_drafter import WorkerDrafter
 from paceline.cluster.worker_learning import WorkerLearning
 from paceline.cluster.worker_rollout import WorkerRollout
-from paceline.config import Config
-from paceline.core import Completion, Request, Trajectory, TrajectoryFacts
-from paceline.learn.shards import Holders
-from paceline.learn.update_batch import Score
+from paceline.draft.eagle.files import DRAFTER
 from paceline.model import load_model, save_model
 from paceline.rollout.differences import Difference, explain
-from paceline.setup.build import DRAFTER, make_drafter
-from paceline.spot.evaluation import Evaluation
-from paceline.spot.trainer import TrainingStats
+from paceline.setup.build import make_drafter
+
+if TYPE_CHECKING:
+    from paceline.cluster.coordinator import Report
+    from paceline.cluster.rendezvous import Rendezvous
+    from paceline.config import Config
+    from paceline.core import Completion, Request, Trajectory, TrajectoryFacts
+    from paceline.learn.shards import Holders
+    from paceline.learn.update_batch import Score
+    from paceline.spot.evaluation import Evaluation
+    from paceline.spot.trainer import TrainingStats
 
 
 class Worker:

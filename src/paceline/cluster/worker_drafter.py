@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from paceline.cluster.messages import WorkerSpec
-from paceline.cluster.peers import Peers
-from paceline.config import Config
-from paceline.core import Completion, Trajectory
-from paceline.draft.eagle.model import EagleModel, save_drafter
+from paceline.draft.eagle.files import DRAFTER, save_drafter
 from paceline.errors import UserError
-from paceline.setup.build import DRAFTER
 from paceline.spot.evaluation import Evaluation
-from paceline.spot.learning import DrafterLearning, when_to_train
+from paceline.spot.learning import DrafterLearning
 from paceline.spot.merge import contribution, merged
 from paceline.spot.overlap import OverlappedTraining
 from paceline.spot.state import load_training, save_training
 from paceline.spot.trainer import TrainingStats
+from paceline.spot.when import when_to_train
 from paceline.spot.writer import DrafterWriter
+
+if TYPE_CHECKING:
+    from paceline.cluster.messages import WorkerSpec
+    from paceline.cluster.peers import Peers
+    from paceline.config import Config
+    from paceline.core import Completion, Trajectory
+    from paceline.draft.eagle.model import EagleModel
 
 
 class WorkerDrafter:

@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cluster.membership import Membership
-from paceline.cluster.reporter import Reporter
-from paceline.config import Config
 from paceline.core import Trajectory, TrajectoryFacts
 from paceline.learn.learner import Learner
 from paceline.learn.state import load_learner, save_learner
 from paceline.learn.token_sums import TokenSums
 from paceline.learn.update_batch import Score, UpdateBatch
-from paceline.model.decoder import Decoder
 
 if TYPE_CHECKING:
+    from paceline.cluster.membership import Membership
+    from paceline.cluster.reporter import Reporter
     from paceline.cluster.worker_drafter import WorkerDrafter
+    from paceline.config import Config
+    from paceline.model.decoder import Decoder
 
 
 class WorkerLearning:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from paceline.cluster.coordinator import Released
 from paceline.cluster.messages import RolloutMode, RolloutOutcome, RolloutProgress, WorkerSpec
-from paceline.cluster.reporter import Reporter
 from paceline.cluster.rollout_log import RolloutLog
-from paceline.config import Config
-from paceline.core import Completion, Request
-from paceline.draft.eagle.model import EagleModel
-from paceline.model.decoder import Decoder
 from paceline.model.tokenizer import load_tokenizer
-from paceline.rollout import RolloutEngine
 from paceline.setup.build import make_engine
-from paceline.spot.trainer import TrainingStats
+
+if TYPE_CHECKING:
+    from paceline.cluster.reporter import Reporter
+    from paceline.config import Config
+    from paceline.core import Completion, Request
+    from paceline.draft.eagle.model import EagleModel
+    from paceline.model.decoder import Decoder
+    from paceline.rollout.engine import RolloutEngine
+    from paceline.spot.trainer import TrainingStats
 
 
 class WorkerRollout:

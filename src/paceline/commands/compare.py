@@ -37,7 +37,7 @@ from paceline.process.stopping import Stopping
 from paceline.report.picture import draw_rollouts
 from paceline.rollout.stats import RoundRecord
 from paceline.run import Run
-from paceline.setup.build import choose_device
+from paceline.setup.device import choose_device
 from paceline.setup.memory import engines_to_compare
 
 ROLLOUT_MODES = {

@@ -13,13 +13,15 @@ from rich.table import Table
 
 from paceline.config import Config, describe_recipe, load_config
 from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.files import find_drafter, load_drafter, save_drafter
 from paceline.draft.eagle.loss import DraftLoss
-from paceline.draft.eagle.model import EagleModel, load_drafter, save_drafter
+from paceline.draft.eagle.model import EagleModel
 from paceline.errors import UserError
 from paceline.library.fit import DEPTH, POSITIONS, Fitted, count_accepted, drafter_for, fit, generate_sequences
 from paceline.model import Decoder, load_model
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
-from paceline.setup.build import choose_device, find_drafter, make_sampling
+from paceline.setup.build import make_sampling
+from paceline.setup.device import choose_device
 from paceline.tasks import make_task
 from paceline.tasks.tasks import choose_style
 

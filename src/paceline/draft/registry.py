@@ -6,16 +6,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.draft.base import BaseDrafter, DrafterMemory, DrafterSetup, MemoryRequest
 from paceline.draft.eagle.drafter import EagleDrafter
-from paceline.draft.eagle.model import NEW_WINDOW, EagleModel, load_drafter, new_drafter
+from paceline.draft.eagle.files import load_drafter
+from paceline.draft.eagle.model import NEW_WINDOW, EagleModel, new_drafter
 from paceline.draft.eagle.vocabulary import choose_tokens
 from paceline.draft.strategy import PLAIN, Strategy
 from paceline.draft.suffix.drafter import SuffixDrafter
-from paceline.model.decoder import Decoder
 
 if TYPE_CHECKING:
     from paceline.config import SpeculationConfig
+    from paceline.draft.base import BaseDrafter, DrafterMemory, DrafterSetup, MemoryRequest
+    from paceline.model.decoder import Decoder
 
 REGISTRY: dict[str, type[BaseDrafter]] = {
     "suffix": SuffixDrafter,

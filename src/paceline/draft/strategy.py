@@ -10,7 +10,7 @@ from paceline.errors import UserError
 from paceline.files.reading import shorten
 
 TREE_ROWS = 512  # most rows of a pass that verifies trees: beyond, a pass is bound by compute, and chains win
-MAX_NODES = 63  # a tree's visibility is a 64-bit mask, whose first bit is the last token of the sequence
+MAX_TREE_NODES = 63  # a tree's visibility is a 64-bit mask, whose first bit is the last token of the sequence
 _FORM = re.compile(
     r"(?P<drafter>[a-z_]{1,40}):(?P<depth>[0-9]{1,4})(x(?P<width>[0-9]{1,4}))?(/(?P<nodes>[0-9]{1,4}))?(?P<calm>~)?"
 )
@@ -40,10 +40,10 @@ class Strategy:
             )
         depth, width = int(match["depth"]), int(match["width"] or 1)
         nodes = int(match["nodes"] or depth * width)
-        if depth < 1 or width < 1 or not depth <= nodes <= min(depth * width, MAX_NODES):
+        if depth < 1 or width < 1 or not depth <= nodes <= min(depth * width, MAX_TREE_NODES):
             raise UserError(
                 f"strategy '{text}' does not work: depth and width must be at least 1, "
-                f"and the verified draft tokens between depth and depth x width, at most {MAX_NODES}"
+                f"and the verified draft tokens between depth and depth x width, at most {MAX_TREE_NODES}"
             )
         return cls(match["drafter"], depth, width, nodes, not match["calm"])
 

@@ -8,13 +8,13 @@ from typing import Annotated, Any, NotRequired
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from paceline.draft.strategy import MAX_NODES, Strategy
+from paceline.draft.strategy import MAX_TREE_NODES, Strategy
 from paceline.errors import UserError
 
 Count = Annotated[int, Field(ge=0, le=2**62)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 Durations = Annotated[list[Seconds], Field(max_length=1000)]
-Weights = Annotated[list[Annotated[float, Field(ge=0, le=1e12)]], Field(max_length=MAX_NODES)]
+Weights = Annotated[list[Annotated[float, Field(ge=0, le=1e12)]], Field(max_length=MAX_TREE_NODES)]
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 LENIENT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 RENAMED = {"held": "accepted", "usually_reached": "usual_reached", "usually_held": "usual_accepted"}

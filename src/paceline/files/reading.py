@@ -26,7 +26,7 @@ MAX_BYTES = 64 * 2**20
 """Of a file that is read whole. The largest that people have are tokenizers, of some tens of megabytes."""
 MAX_DEPTH = 100
 """Of nesting, in JSON and YAML. Nothing that we read needs ten."""
-MAX_NODES = 200_000
+MAX_YAML_NODES = 200_000
 """Of a YAML document with its aliases written out: a few lines of aliases can stand for billions of values."""
 MAX_BITS = 1023
 """Of a whole number: such a one is finite as a floating-point number too, and can be written into a sentence."""
@@ -280,8 +280,8 @@ def _count_nodes(document: yaml.Node | None, where: str) -> None:
         total = 1 + sum(count(part) for part in below)
         path.discard(id(node))
         counts[id(node)] = total
-        if total > MAX_NODES:
-            raise UserError(f"{where} holds more than {MAX_NODES:,} values; are its aliases meant?")
+        if total > MAX_YAML_NODES:
+            raise UserError(f"{where} holds more than {MAX_YAML_NODES:,} values; are its aliases meant?")
         return total
 
     if document is not None:

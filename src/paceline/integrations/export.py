@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from paceline.config import load_config
 from paceline.draft.eagle.checkpoint import read_eagle3
-from paceline.draft.eagle.model import WEIGHTS, load_drafter
+from paceline.draft.eagle.files import WEIGHTS, load_drafter
 from paceline.errors import RunError, UserError
 from paceline.files.reading import inside
 from paceline.integrations.export_card import Measured, describe_task, digest, drafter_card, policy_card
@@ -25,7 +25,7 @@ from paceline.integrations.export_source import Source, find_source
 from paceline.model.checkpoint import EMBEDDED, check_model, find_model, load_model, read_config
 from paceline.model.tokenizer import load_tokenizer, read_generation
 from paceline.model.weights import INDEX, read_index, read_weights, weight_files
-from paceline.setup.build import choose_device
+from paceline.setup.device import choose_device
 
 TEMPERATURES = (0.0, 0.6, 1.0)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from paceline.config import Config
 from paceline.draft.eagle.checkpoint import is_drafter
+from paceline.draft.eagle.files import DRAFTER, find_drafter
 from paceline.errors import UserError
 from paceline.files.reading import inside, named_path, read_object
 from paceline.model.checkpoint import EMBEDDED, find_model
 from paceline.run import Run
-from paceline.setup.build import DRAFTER, find_drafter
 
 
 @dataclass

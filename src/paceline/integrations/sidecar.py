@@ -13,15 +13,16 @@ import torch
 
 from paceline.config import Config
 from paceline.core import Completion, Request
-from paceline.draft.eagle.model import EagleModel, save_drafter
+from paceline.draft.eagle.files import DRAFTER, save_drafter
+from paceline.draft.eagle.model import EagleModel
 from paceline.draft.tuner import Tuner
 from paceline.errors import UserError
 from paceline.files.reading import read_object
-from paceline.model import Decoder
-from paceline.rollout import RolloutEngine
+from paceline.model.decoder import Decoder
+from paceline.rollout.engine import RolloutEngine
 from paceline.rollout.stats import EngineStats
 from paceline.rollout.stops import Decode
-from paceline.setup.build import DRAFTER, make_engine
+from paceline.setup.build import make_engine
 from paceline.spot.learning import DrafterLearning
 from paceline.spot.state import load_training, save_training
 from paceline.spot.trainer import TrainingStats

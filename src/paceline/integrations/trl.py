@@ -24,15 +24,15 @@ from transformers import TrainerCallback
 
 from paceline.config import Config, config_from, setting_names
 from paceline.core import Completion, Request, mix_seed
+from paceline.draft.eagle.files import DRAFTER, find_drafter
 from paceline.draft.eagle.model import EagleModel
 from paceline.draft.registry import make_network
 from paceline.errors import UserError
 from paceline.integrations.mirror import Mirror, base_model
 from paceline.integrations.sidecar import STATE, SideCar, read_state
 from paceline.integrations.trl_settings import check_trainer, choose_dtype, make_sampling
-from paceline.model import Decoder
+from paceline.model.decoder import Decoder
 from paceline.rollout.stats import EngineStats
-from paceline.setup.build import DRAFTER, find_drafter
 
 try:
     from trl import GRPOTrainer  # noqa: F401 (whoever has no TRL should hear of it here)

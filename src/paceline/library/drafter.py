@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.files import find_drafter, load_drafter, save_drafter
 from paceline.draft.eagle.loss import DraftLoss
-from paceline.draft.eagle.model import EagleModel, load_drafter, save_drafter
+from paceline.draft.eagle.model import EagleModel
 from paceline.errors import UserError
 from paceline.library.fit import Fitted, count_accepted, drafter_for, fit, generate_sequences
 from paceline.library.prompts import Prompt, encode
 from paceline.model import Decoder, load_model
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
-from paceline.setup.build import choose_device, find_drafter
+from paceline.setup.device import choose_device
 
 
 class Drafter:

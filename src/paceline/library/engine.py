@@ -14,7 +14,8 @@ from paceline.library.prompts import Prompt, encode
 from paceline.model import load_model
 from paceline.model.tokenizer import load_tokenizer
 from paceline.rollout.stats import EngineStats
-from paceline.setup.build import choose_device, make_drafter, make_engine
+from paceline.setup.build import make_drafter, make_engine
+from paceline.setup.device import choose_device
 
 if TYPE_CHECKING:
     from paceline.library.drafter import Drafter

@@ -17,8 +17,8 @@ from paceline.draft.eagle.model import EagleModel, new_drafter
 from paceline.draft.eagle.trainer import TrainSettings
 from paceline.draft.eagle.vocabulary import choose_tokens
 from paceline.draft.strategy import Strategy
-from paceline.model import Decoder
-from paceline.rollout import EngineSettings, RolloutEngine
+from paceline.model.decoder import Decoder
+from paceline.rollout.engine import EngineSettings, RolloutEngine
 
 DEPTH = 7
 STEP, STEP_GPU = 512, 2048  # tokens of a training step: many small ones teach more, and a GPU wants enough to do

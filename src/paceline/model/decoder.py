@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.kernels.fused import fuses
-from paceline.model import fast
+from paceline.kernels.positions import rotations
 from paceline.model.config import DecoderConfig
-from paceline.model.rope import rotate, rotation_constants, rotations
+from paceline.model.rope import rotate, rotation_constants
 
 
 class Attention(Protocol):
@@ -193,8 +193,11 @@ class Decoder(nn.Module):
         cos, sin = rotations(positions, self.inv_freq, self.rope_signs, x.dtype)
         features = []
         tap_layers = self.config.tap_layers if taps else ()
-        if run is None and fast.applies(x, attention):
-            return fast.run_layers(cast(list[Layer], self.layers), x, cos, sin, attention, self.norm, tap_layers)
+        if run is None and fuses(x):
+            from paceline.model import fast  # a GPU's kernels, which nobody else loads
+
+            if fast.applies(x, attention):
+                return fast.run_layers(cast(list[Layer], self.layers), x, cos, sin, attention, self.norm, tap_layers)
         for layer in self.layers:
             if layer.index in tap_layers:
                 features.append(x)

@@ -17,7 +17,6 @@ from torch import Tensor
 from paceline.errors import UserError
 from paceline.files.reading import check, shorten
 from paceline.kernels.fused import fuses
-from paceline.kernels.positions import rotations as rotations
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 REQUIRED_SETTINGS = {

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from paceline.core import Completion
 from paceline.kernels.noise import gumbel, position_keys, request_key
+from paceline.kernels.positions import rotations
 from paceline.model.attention import PackedAttention
 from paceline.model.decoder import Decoder, rms_norm
-from paceline.model.rope import rotation_constants, rotations
+from paceline.model.rope import rotation_constants
 
 WIDER = {torch.bfloat16: torch.float32, torch.float32: torch.float64, torch.float64: torch.float64}
 LATEST = 32  # positions over which the effect of rounding is measured

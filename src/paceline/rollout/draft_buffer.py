@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from paceline.draft.base import Draft
-from paceline.draft.strategy import MAX_NODES, Strategy
+from paceline.draft.strategy import MAX_TREE_NODES, Strategy
 
 
 class DraftBuffer:
     """Draft tokens and their parents on the device, with a staging buffer for those that are made on the host."""
 
     def __init__(self, rows: int, device: torch.device):
-        self._drafts = torch.zeros(2, rows, MAX_NODES, dtype=torch.int32, device=device)
+        self._drafts = torch.zeros(2, rows, MAX_TREE_NODES, dtype=torch.int32, device=device)
         self._staging = torch.zeros_like(self._drafts, device="cpu", pin_memory=self._drafts.is_cuda)
 
     def put(self, tokens: Tensor, parents: Tensor) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.draft.strategy import MAX_NODES, Strategy
+from paceline.draft.strategy import MAX_TREE_NODES, Strategy
 from paceline.draft.tuner import Choice
 
 
@@ -41,7 +41,9 @@ class PinnedOutput:
     read."""
 
     def __init__(self, rows: int):
-        self._buffers = [torch.empty(rows * (2 * MAX_NODES + 3), dtype=torch.int32, pin_memory=True) for _ in range(2)]
+        self._buffers = [
+            torch.empty(rows * (2 * MAX_TREE_NODES + 3), dtype=torch.int32, pin_memory=True) for _ in range(2)
+        ]
 
     def fetch(self, packed: Tensor) -> PendingOutput:
         """What `kernels.accept.pack_output` has packed, in one copy, which the host does not wait for."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.model.config import DecoderConfig
 from paceline.model.memory import layer_elements
-from paceline.rollout.engine import EngineSettings
 from paceline.rollout.pages import CPU_KV_BYTES, GPU_KV_SHARE, page_bytes, pages_for_batch
+
+if TYPE_CHECKING:
+    from paceline.model.config import DecoderConfig
+    from paceline.rollout.engine import EngineSettings
 
 MAX_GRAPH_BYTES = 8 * 10**9  # most that captured graphs of the default strategies take
 GRAPH_BASE_BYTES = 2**28  # of graphs, whatever they compute

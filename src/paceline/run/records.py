@@ -16,7 +16,7 @@ from paceline.run.directory import Run
 
 if TYPE_CHECKING:
     from paceline.cluster.cluster import Cluster
-    from paceline.cluster.worker import RolloutOutcome
+    from paceline.cluster.messages import RolloutOutcome
 
 # Parts of a step in which all workers do the same: one span of each worker.
 SPANS = {"reward": REWARD, "update_actor": UPDATE, "train_drafter": TRAIN, "merge_drafter": MERGE}

@@ -9,27 +9,13 @@ import torch
 from paceline.config import Config
 from paceline.core import SamplingParams
 from paceline.draft.base import DrafterSetup
-from paceline.draft.eagle.checkpoint import DRAFTER as DRAFTER
-from paceline.draft.eagle.checkpoint import find_drafter as find_drafter
+from paceline.draft.eagle.files import find_drafter
 from paceline.draft.eagle.model import EagleModel
 from paceline.draft.registry import choose_strategies, make_drafters, make_network
-from paceline.errors import UserError
-from paceline.model import Decoder
-from paceline.rollout import EngineSettings, RolloutEngine
+from paceline.model.decoder import Decoder
+from paceline.rollout.engine import EngineSettings, RolloutEngine
 from paceline.rollout.pages import GPU_KV_SHARE
 from paceline.rollout.stops import Decode
-
-
-def choose_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as err:
-        raise UserError(f"model.device = '{name}' is not a device: use auto, cpu, cuda or cuda:N") from err
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise UserError(f"model.device = '{name}', but this machine has {torch.cuda.device_count()} CUDA devices")
-    return device
 
 
 def make_sampling(config: Config, eos_ids: tuple[int, ...]) -> SamplingParams:

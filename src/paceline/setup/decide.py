@@ -11,14 +11,14 @@ import torch
 
 from paceline.cluster.devices import my_cores
 from paceline.config import Config
+from paceline.draft.eagle.files import DRAFTER, find_drafter
 from paceline.draft.eagle.loss import rate_for_width
 from paceline.draft.registry import choose_strategies
 from paceline.errors import UserError
 from paceline.model.config import DecoderConfig
 from paceline.model.decoder import as_dtype
 from paceline.rollout.pages import default_page_size
-from paceline.setup.build import DRAFTER, find_drafter
-from paceline.spot.learning import WARM_RATE, when_to_train
+from paceline.spot.when import WARM_RATE, when_to_train
 
 
 def kept_settings(newest: Path | None) -> list[str]:

@@ -9,27 +9,31 @@ does not fit is refused with the settings that would make it fit (`setup.memory_
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from rich.table import Table
 
 from paceline.cluster.devices import choose_workers
-from paceline.config import Config
 from paceline.draft import registry
 from paceline.draft.base import MemoryRequest
 from paceline.errors import UserError
 from paceline.learn.algorithms import resolve
 from paceline.learn.memory import learner_pass_bytes, optimizer_bytes, optimizer_step_bytes
 from paceline.model.checkpoint import find_model, read_config
-from paceline.model.config import DecoderConfig
 from paceline.model.decoder import Decoder, as_dtype
 from paceline.rollout.memory import graph_bytes, kv_capacity, plan_kv, prefill_bytes, sampling_bytes
 from paceline.rollout.pages import default_page_size
-from paceline.setup.build import choose_device, engine_settings
+from paceline.setup.build import engine_settings
+from paceline.setup.device import choose_device
 from paceline.setup.machine import machine_memory
 from paceline.setup.memory_fit import DEFAULT_PROMPT_TOKENS, check_fit
-from paceline.spot.learning import when_to_train
 from paceline.spot.memory import drafter_training_bytes
+from paceline.spot.when import when_to_train
+
+if TYPE_CHECKING:
+    from paceline.config import Config
+    from paceline.model.config import DecoderConfig
 
 GPU_RESERVE = 2 * 10**9  # bytes for the runtime and its libraries
 CPU_RESERVE = 5 * 10**8  # the same of each worker

@@ -22,8 +22,9 @@ from paceline.process.stopping import Interrupted, Stopping
 from paceline.run import Progress, Run
 from paceline.run.records import StepRecorder
 from paceline.run.saver import stopped
-from paceline.setup.build import choose_device, make_sampling
+from paceline.setup.build import make_sampling
 from paceline.setup.decide import decide, decide_for_device, kept_settings
+from paceline.setup.device import choose_device
 from paceline.setup.memory import MemoryPlan, filled, plan_run
 from paceline.spot.versions import Versions
 from paceline.tasks import Task, make_task

@@ -10,12 +10,13 @@ them there is no evaluation then.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from paceline.spot.evaluation import Evaluation
+if TYPE_CHECKING:
+    from paceline.spot.evaluation import Evaluation
 
 GAIN_VERSIONS = 4  # versions over which gains are added up
 MIN_GAIN = 0.005  # relative, of so many versions together: less is not worth training for

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from paceline.draft.eagle.loss import expected_accept_length
-from paceline.draft.eagle.model import EagleModel
-from paceline.draft.eagle.trainer import copy_of
+from paceline.draft.eagle.model import copy_of
 from paceline.spot.evaluation import Evaluation
 from paceline.spot.samples import FeatureSample, excerpt, lay_out
+
+if TYPE_CHECKING:
+    from paceline.draft.eagle.model import EagleModel
 
 MIN_EVAL_ANSWERS = 4  # that share the tokens drafters are evaluated on, or a single long answer would decide
 

@@ -11,21 +11,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from paceline.config import Config, SpotConfig
 from paceline.draft.eagle.loss import read_sequences, suitable_rate
-from paceline.draft.eagle.model import EagleModel
 from paceline.draft.eagle.trainer import TrainSettings
 from paceline.spot.buffer import SpotBuffer
-from paceline.spot.partition import BufferEntry
 from paceline.spot.trainer import SpotSettings, SpotTrainer, TrainingStats
+from paceline.spot.when import WARM_RATE
+
+if TYPE_CHECKING:
+    from paceline.config import SpotConfig
+    from paceline.draft.eagle.model import EagleModel
+    from paceline.spot.partition import BufferEntry
 
 EVAL_TOKENS = 4096  # that drafters are evaluated on by all workers together: some hundred draft tokens decide
 MIN_EVAL_TOKENS = 512  # and by each worker at least
-WARM_RATE = 0.1  # of the learning rate, for a drafter that was trained before: the rate that its training ended with
 ANNEAL_STEPS = 500  # after which a new drafter's rate is about half of what it was
 READ_TOKENS_GPU = 4096  # that the policy runs over at once on a GPU, where fewer take as long
 READ_EVERY = 4  # steps: a tail may be short, and there is much to learn from what was read already
@@ -151,16 +154,3 @@ class DrafterLearning:
     def train_for(self, seconds: float) -> None:
         end = time.perf_counter() + seconds
         self.stats += self.trainer.train(lambda: time.perf_counter() < end)
-
-
-def when_to_train(config: Config, has_drafter: bool) -> str:
-    """What `spot.when` means for a run."""
-    when = config.spot.when
-    if when != "auto":
-        return when
-    if not has_drafter:
-        return "off"
-    if config.cluster.workers > 1:
-        return "tail"
-    # Nobody is idle, so it costs time, which a drafter that is good already has hardly won back where it was measured.
-    return "update" if config.speculation.drafter == "new" else "off"

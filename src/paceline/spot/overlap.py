@@ -11,12 +11,15 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.draft.eagle.loss import PackedSequences
 from paceline.spot.samples import FeatureSample, lay_out
 from paceline.spot.trainer import SpotTrainer, TrainingStats
+
+if TYPE_CHECKING:
+    from paceline.draft.eagle.loss import PackedSequences
 
 LAY_OUT_S = 300.0  # seconds: what takes longer than that to lay out a step of some thousand tokens has died
 TAIL_DIVISOR = 4  # the tail begins when at most one in so many of the requests that ran at once are unfinished

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from paceline.spot.samples import FeatureSample
+if TYPE_CHECKING:
+    from paceline.spot.samples import FeatureSample
 
 
 @dataclass(eq=False)

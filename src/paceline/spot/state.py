@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import ConfigDict, Field
 from safetensors.torch import save_file
@@ -15,7 +15,9 @@ from typing_extensions import TypedDict
 from paceline.errors import UserError
 from paceline.files import reading
 from paceline.spot.step_size import MAX_STEP_TOKENS
-from paceline.spot.trainer import SpotTrainer
+
+if TYPE_CHECKING:
+    from paceline.spot.trainer import SpotTrainer
 
 TENSORS = "training.safetensors"
 VALUES = "training.json"

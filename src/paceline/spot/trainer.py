@@ -12,19 +12,21 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from paceline.draft.eagle.loss import PackedSequences, batches
-from paceline.draft.eagle.model import EagleModel
 from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
-from paceline.spot.buffer import SpotBuffer
-from paceline.spot.evaluation import Evaluation
 from paceline.spot.held_out import choose_excerpts, evaluate
 from paceline.spot.merge import contribution, merged
 from paceline.spot.samples import FeatureSample, cut, lay_out
 from paceline.spot.step_size import StepSize
+
+if TYPE_CHECKING:
+    from paceline.draft.eagle.model import EagleModel
+    from paceline.spot.buffer import SpotBuffer
+    from paceline.spot.evaluation import Evaluation
 
 MAX_ACCEPT_DROP = 0.03  # of the expected accept length: a candidate that lost more has gone astray and is dropped
 

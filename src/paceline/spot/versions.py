@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.config import SpotConfig
 from paceline.spot.backoff import Backoff
 from paceline.spot.evaluation import Evaluation
-from paceline.spot.trainer import TrainingStats
+
+if TYPE_CHECKING:
+    from paceline.config import SpotConfig
+    from paceline.spot.trainer import TrainingStats
 
 Merge = Callable[[], Evaluation | None]
 """Makes a version out of what all have trained and evaluates it; None if nobody trained, or no answer is held out."""

@@ -12,8 +12,12 @@ import sys
 import threading
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from paceline.draft.eagle.model import DrafterFiles, EagleModel, files_of, write_files
+from paceline.draft.eagle.files import DrafterFiles, files_of, write_files
+
+if TYPE_CHECKING:
+    from paceline.draft.eagle.model import EagleModel
 
 WRITE_DEADLINE_S = 600.0  # seconds that a drafter of some gigabytes may take to be written
 

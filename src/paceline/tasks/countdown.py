@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from paceline.core import Prompt, Sample, mix_seed
 from paceline.errors import UserError
-from paceline.tasks.sample import Order, text_of
+from paceline.tasks.sample import SampleOrder, text_of
 
 Style = Literal["search", "chat", "text"]
 
@@ -65,7 +65,7 @@ class Countdown:
         self.levels = CYCLES[difficulty]
         self.style = style
         self.seed = mix_seed(seed, "countdown", difficulty)
-        self.order = Order(problems, self.seed) if problems else None
+        self.order = SampleOrder(problems, self.seed) if problems else None
 
     def sample(self, index: int) -> Sample:
         which = self.order.at(index) if self.order else index

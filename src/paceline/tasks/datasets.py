@@ -19,7 +19,7 @@ from paceline.core import Prompt, Sample
 from paceline.errors import UserError
 from paceline.files.reading import decode, open_file, parse_json, read_lines, shorten
 from paceline.tasks.rows import as_prompt, check_row, check_sendable
-from paceline.tasks.sample import Order
+from paceline.tasks.sample import SampleOrder
 
 MAX_BYTES = 8 * 2**30
 """Of a file, and of what a compressed one unpacks to: its rows are held in memory."""
@@ -29,7 +29,7 @@ BATCH = 1024  # rows that are unpacked at once
 
 
 @dataclass
-class Rows:
+class DataRows:
     """Rows of a file, and where each of them came from."""
 
     rows: Sequence[Any]
@@ -43,7 +43,7 @@ class DataSet:
     def __init__(
         self,
         name: str,
-        rows: Sequence[Any] | Rows,
+        rows: Sequence[Any] | DataRows,
         prompt_column: str = "prompt",
         system: str | None = None,
         shuffle: bool = True,
@@ -52,7 +52,7 @@ class DataSet:
     ):
         """`sent` says that rows are objects from Python that will go to reward processes, so that they must be such
         that they can."""
-        given = rows if isinstance(rows, Rows) else Rows(rows)
+        given = rows if isinstance(rows, DataRows) else DataRows(rows)
         self.name = name
         self.prompt_column = prompt_column
         self.system = system
@@ -61,7 +61,7 @@ class DataSet:
         if not len(self.rows):
             raise UserError(f"{name} holds no samples")
         self._check(sent)
-        self.order = Order(len(self.rows), seed, shuffle)
+        self.order = SampleOrder(len(self.rows), seed, shuffle)
 
     def sample(self, index: int) -> Sample:
         number = self.order.at(index)
@@ -115,7 +115,7 @@ def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def read_file(path: Path) -> Rows:
+def read_file(path: Path) -> DataRows:
     """The rows of a .jsonl, .json or .parquet file, held in memory."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a .jsonl, .json or .parquet file in it")
@@ -123,13 +123,13 @@ def read_file(path: Path) -> Rows:
         raise UserError(f"no data set at {shorten(str(path), 200)}")
     with os.fdopen(open_file(path), "rb") as file:
         if path.suffix == ".parquet":
-            return Rows(_read_parquet(file, path))
+            return DataRows(_read_parquet(file, path))
         if path.suffix == ".json" and file.peek(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-            return Rows(_read_array(file, path))
+            return DataRows(_read_array(file, path))
         return _read_lines(path)
 
 
-def _read_lines(path: Path) -> Rows:
+def _read_lines(path: Path) -> DataRows:
     rows: list[Any] = []
     lines: list[int] = []
     size = 0
@@ -149,7 +149,7 @@ def _read_lines(path: Path) -> Rows:
             raise UserError(f"{where} is not an object with columns")
         rows.append(row)
         lines.append(number)
-    return Rows(rows, lines)
+    return DataRows(rows, lines)
 
 
 def _read_array(file: IO[bytes], path: Path) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ def text_of(completion: Any) -> str:
     return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
-class Order:
+class SampleOrder:
     """The order in which a finite number of samples is visited: all of them, then all again in another order."""
 
     def __init__(self, count: int, seed: int, shuffle: bool = True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from paceline.errors import UserError
 from paceline.files.reading import named_path, shorten
 from paceline.tasks.countdown import Countdown, Style
-from paceline.tasks.datasets import DataSet, Rows, read_file, read_hub
+from paceline.tasks.datasets import DataRows, DataSet, read_file, read_hub
 from paceline.tasks.gym import Gym
 from paceline.tasks.sample import Task
 
@@ -24,7 +24,7 @@ def make_task(config: TaskConfig, seed: int, style: Style) -> Task:
         return Countdown(config.difficulty, style, seed, config.problems)
     if name.startswith("gym:"):
         return Gym(name.removeprefix("gym:"), config.options, style, seed)
-    rows: Rows | Sequence[Any]
+    rows: DataRows | Sequence[Any]
     if name.startswith("hub:"):
         rows = read_hub(name.removeprefix("hub:"), config.split)
     elif Path(name).suffix in (".jsonl", ".json", ".parquet"):

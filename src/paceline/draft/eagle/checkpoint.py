@@ -16,16 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from paceline.errors import UserError
-from paceline.files.reading import check, inside, named_path, read_object, shorten
-from paceline.model.checkpoint import find_model
+from paceline.files.reading import check, inside, read_object, shorten
 from paceline.model.config import DecoderConfig, refuse_quantized
 from paceline.model.rope import MAX_POSITIONS, Rope
 from paceline.model.weights import Stored, check_dtype, inventory, read_weights, refuse_packed
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
-ARCHITECTURES = {ARCHITECTURE, "Eagle3LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator"}
-DRAFTER = "drafter"  # folder beside a model's weights that holds its drafter
 WINDOW = 512  # entries that a draft token looks back on, where a drafter from elsewhere does not say
+ARCHITECTURES = {ARCHITECTURE, "Eagle3LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator"}
 RETRAIN = "train one for this policy with `paceline draft train`"
 OTHERS = ("norm_before_residual", "norm_before_fc", "fc_norm", "use_aux_norm", "norm_output", "attention_bias")
 """Variants of the shape that drafters here do not have: each changes what the same tensors compute."""
@@ -208,20 +206,6 @@ def read_eagle3(folder: Path) -> Eagle3:
         if len(offsets) != hf.get("vocab_size") or bool(offsets.any()):
             vocab = offsets.to(torch.int64) + torch.arange(len(offsets))
     return Eagle3(folder, hf, tensors, vocab, head)
-
-
-def find_drafter(name: str | None, model_path: str) -> Path | None:
-    """The folder of a drafter: the one named, or with `auto` the one that lies in the model's own folder."""
-    if name is None or name == "none":
-        return None
-    if name != "auto":
-        if not named_path(name).is_dir():
-            raise UserError(
-                f"no drafter at {name}: train one with `paceline draft train`, or set speculation.drafter=auto"
-            )
-        return named_path(name)
-    model = find_model(model_path)
-    return inside(model, DRAFTER) if (model / DRAFTER / "config.json").is_file() else None
 
 
 def make_config(

@@ -25,17 +25,16 @@ from paceline.draft.base import (
 )
 from paceline.draft.eagle.cache import RoundAttention, TailAttention, WindowCache
 from paceline.draft.eagle.features import FeatureRing
-from paceline.draft.eagle.memory import plan_memory
 from paceline.draft.eagle.model import EagleModel
 from paceline.draft.eagle.paged_cache import PagedRound, PagedWindowCache
 from paceline.draft.eagle.propose import Sampler, propose_chain, propose_tree
-from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
-from paceline.draft.strategy import Strategy
 from paceline.kernels.fused import has_kernels
 from paceline.kernels.positions import up_to
 
 if TYPE_CHECKING:
     from paceline.config import SpeculationConfig
+    from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
+    from paceline.draft.strategy import Strategy
     from paceline.rollout.rows import Rows, RowsView
 
 CATCH_UP_TOKENS = 64  # entries of each request in one catch-up pass, at most
@@ -83,6 +82,8 @@ class EagleDrafter(DeviceDrafter):
 
     @classmethod
     def plan_memory(cls, request: MemoryRequest) -> DrafterMemory | None:
+        from paceline.draft.eagle.memory import plan_memory
+
         return plan_memory(request)
 
     def bind(self, rows: Rows, index: int, strategies: list[Strategy]) -> None:
@@ -110,6 +111,8 @@ class EagleDrafter(DeviceDrafter):
         self.model.refresh()
 
     def make_trainer(self, settings: TrainSettings) -> DrafterTrainer:
+        from paceline.draft.eagle.trainer import DrafterTrainer  # decoding needs none of it
+
         return DrafterTrainer(self.model, settings)
 
     # What the policy's passes leave

@@ -8,7 +8,8 @@ import torch
 from pydantic import Field
 
 from paceline.draft.base import DrafterMemory, MemoryRequest
-from paceline.draft.eagle.checkpoint import WINDOW, find_drafter
+from paceline.draft.eagle.checkpoint import WINDOW
+from paceline.draft.eagle.files import find_drafter
 from paceline.draft.eagle.model import NEW_WINDOW, DrafterShape, EagleModel
 from paceline.draft.eagle.vocabulary import guessable
 from paceline.errors import UserError

@@ -8,30 +8,24 @@ cache is a window of its latest entries (`eagle.cache`).
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from paceline.draft.eagle.checkpoint import HEAD, WINDOW, make_config, read_eagle3, vocabulary_maps
-from paceline.kernels.hopper.epilogue import concat_norm
-from paceline.model import fast
+from paceline.kernels.fused import fuses
+from paceline.kernels.positions import rotations
 from paceline.model.decoder import Attention, Decoder, Layer, last_active_layer, rms_norm
-from paceline.model.rope import rotations
 
-WEIGHTS = "model.safetensors"
 NEW_WINDOW = 128  # entries that a draft token of an untrained drafter looks back on
 
 
 @dataclass(frozen=True)
 class DrafterShape:
     intermediate_size: int
-    window: int = WINDOW
+    window: int = 512
     """Entries that a draft token attends to."""
     own_head: bool = False
     """Whether it brings a head of its own, as drafters from elsewhere do, instead of the policy's."""
@@ -44,7 +38,7 @@ class EagleModel(nn.Module):
         """`vocab` lists the tokens that it can propose; by default all."""
         super().__init__()
         c = policy.config
-        self.shape = shape or DrafterShape(c.intermediate_size, min(WINDOW, c.max_positions))
+        self.shape = shape or DrafterShape(c.intermediate_size, min(DrafterShape.window, c.max_positions))
         self.tap_layers = c.tap_layers
         own = replace(
             c,
@@ -101,9 +95,13 @@ class EagleModel(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """`run`, and where it comes with that, what the head reads: its output normed."""
         table, layer = self.policy.embed.weight, self.layer
-        if fast.applies(hidden, attention):
-            normed = concat_norm(tokens, table, self.embed_norm, hidden, layer.input_norm, layer.eps)
-            return fast.run_layer(layer, hidden, normed, *turned, attention, self.norm)
+        if fuses(hidden):
+            from paceline.kernels.hopper.epilogue import concat_norm
+            from paceline.model import fast  # a GPU's kernels, which nobody else loads
+
+            if fast.applies(hidden, attention):
+                normed = concat_norm(tokens, table, self.embed_norm, hidden, layer.input_norm, layer.eps)
+                return fast.run_layer(layer, hidden, normed, *turned, attention, self.norm)
         embedded = F.embedding(tokens, table).to(hidden.dtype)
         return layer.forward(hidden, *turned, attention, rms_norm(embedded, self.embed_norm, layer.eps)), None
 
@@ -130,39 +128,6 @@ class EagleModel(nn.Module):
             torch.index_select(self.policy.head.weight.detach(), 0, self.vocab, out=self._head)
 
 
-class DrafterFiles(NamedTuple):
-    """What a drafter's folder holds."""
-
-    config: dict[str, Any]
-    tensors: dict[str, Tensor]
-
-
-def files_of(drafter: EagleModel, trained: dict[str, Any] | None = None) -> DrafterFiles:
-    """A drafter as it is now, on the host, in the form that serving engines read; `trained` says what it learned
-    from."""
-    c, shape = drafter.policy.config, drafter.shape
-    vocab_size = c.vocab_size if drafter.vocab is None else len(drafter.vocab)
-    hf = make_config(c, shape.intermediate_size, shape.window, vocab_size, drafter.fc.dtype, shape.own_head)
-    if trained:
-        hf["paceline"]["trained"] = trained
-    tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in _layout(drafter).items()}
-    if drafter.vocab is not None:
-        tensors |= vocabulary_maps(drafter.vocab, c.vocab_size)
-    if drafter.vocab is not None and not shape.own_head:
-        tensors[HEAD] = drafter.head().to("cpu", copy=True).contiguous()
-    return DrafterFiles(hf, tensors)
-
-
-def write_files(files: DrafterFiles, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(files.config, indent=2) + "\n")
-    save_file(files.tensors, folder / WEIGHTS, metadata={"format": "pt"})
-
-
-def save_drafter(drafter: EagleModel, folder: Path, trained: dict[str, Any] | None = None) -> None:
-    write_files(files_of(drafter, trained), folder)
-
-
 def new_drafter(policy: Decoder, window: int, seed: int, vocab: Tensor | None = None) -> EagleModel:
     """An untrained one, as wide as a layer of its policy. It begins with what it can take over from the last layer that
     does something: after as much training its accept length is higher by a tenth."""
@@ -177,40 +142,9 @@ def new_drafter(policy: Decoder, window: int, seed: int, vocab: Tensor | None = 
 
 
 @torch.no_grad()
-def load_drafter(folder: Path, policy: Decoder) -> EagleModel:
-    """A drafter for `policy`, from Paceline or in the EAGLE-3 form from elsewhere; refuses one made for another."""
-    found = read_eagle3(folder)
-    c = policy.config
-    found.check(c)
-    head = policy.head.weight if found.vocab is None else policy.head.weight[found.vocab.to(policy.device)]
-    own = found.own_head(head)
-    found.check_tensors(c, own is not None)
-    tensors = found.tensors | ({HEAD: own} if own is not None else {})
-    shape = DrafterShape(found.hf["intermediate_size"], min(found.window, c.max_positions), own is not None)
-    drafter = EagleModel(policy, shape, found.vocab)
-    for name, target in _layout(drafter).items():
-        target.copy_(tensors[name])
-    return drafter
-
-
-def _layout(drafter: EagleModel) -> dict[str, Tensor]:
-    """Names in checkpoints, and the tensors, or parts of fused tensors, that hold them here."""
-    layer: Any = drafter.layer
-    c = drafter.policy.config
-    q, k, v = layer.qkv.split((c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim))
-    gate, up = layer.gate_up.chunk(2)
-    head = {} if drafter.own_head is None else {HEAD: drafter.own_head}
-    return head | {
-        "fc.weight": drafter.fc,
-        "midlayer.input_layernorm.weight": drafter.embed_norm,
-        "midlayer.hidden_norm.weight": layer.input_norm,
-        "midlayer.post_attention_layernorm.weight": layer.post_norm,
-        "midlayer.self_attn.q_proj.weight": q,
-        "midlayer.self_attn.k_proj.weight": k,
-        "midlayer.self_attn.v_proj.weight": v,
-        "midlayer.self_attn.o_proj.weight": layer.o,
-        "midlayer.mlp.gate_proj.weight": gate,
-        "midlayer.mlp.up_proj.weight": up,
-        "midlayer.mlp.down_proj.weight": layer.down,
-        "norm.weight": drafter.norm,
-    }
+def copy_of(drafter: EagleModel, weights: Sequence[Tensor] | None = None) -> EagleModel:
+    """Another drafter of the same policy, with the same weights or with these."""
+    copy = EagleModel(drafter.policy, drafter.shape, drafter.vocab)
+    for own, weight in zip(copy.parameters(), weights or list(drafter.parameters()), strict=True):
+        own.copy_(weight)
+    return copy

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from paceline.draft.eagle.cache import RoundAttention
-from paceline.draft.eagle.model import EagleModel
 from paceline.draft.eagle.paged_cache import PagedRound
-from paceline.draft.strategy import Strategy
 from paceline.kernels.gumbel_argmax import gumbel_argmax
 from paceline.kernels.noise import noise_dtype
 from paceline.kernels.positions import up_to
 
 if TYPE_CHECKING:
+    from paceline.draft.eagle.model import EagleModel
+    from paceline.draft.strategy import Strategy
     from paceline.rollout.rows import RowsView
 
 Attention = RoundAttention | PagedRound

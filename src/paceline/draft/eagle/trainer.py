@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.draft.eagle.gradients import make_gradients
 from paceline.draft.eagle.loss import DraftLoss, PackedSequences
-from paceline.draft.eagle.model import EagleModel
+from paceline.draft.eagle.model import EagleModel, copy_of
 
 
 @dataclass
@@ -123,12 +123,3 @@ class DrafterTrainer:
     def publish(self) -> None:
         for mine, trained in zip(self.drafter.parameters(), self.copy.parameters(), strict=True):
             mine.copy_(trained)
-
-
-@torch.no_grad()
-def copy_of(drafter: EagleModel, weights: Sequence[Tensor] | None = None) -> EagleModel:
-    """Another drafter of the same policy, with the same weights or with these."""
-    copy = EagleModel(drafter.policy, drafter.shape, drafter.vocab)
-    for own, weight in zip(copy.parameters(), weights or list(drafter.parameters()), strict=True):
-        own.copy_(weight)
-    return copy

@@ -15,7 +15,7 @@ from itertools import chain, islice
 import torch
 from torch import Tensor
 
-from paceline.model import Decoder
+from paceline.model.decoder import Decoder
 
 LARGE = 65536
 GUESSABLE = 32768  # of a large one, unless completions show that fewer are enough

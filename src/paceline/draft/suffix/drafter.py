@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.draft.base import BaseDrafter, Draft, DrafterSetup, DraftSequence
-from paceline.draft.strategy import MAX_NODES, Strategy
+from paceline.draft.strategy import MAX_TREE_NODES, Strategy
 
 if TYPE_CHECKING:
     from paceline.config import SpeculationConfig
@@ -48,7 +48,7 @@ class SuffixDrafter(BaseDrafter):
 
     def __init__(self, max_batch: int, max_length: int, memory_bytes: int = 64 * 2**20):
         self.max_length = max_length
-        self._stride = max_length + MAX_NODES  # the rest stays empty, so that no draft runs into the next line
+        self._stride = max_length + MAX_TREE_NODES  # the rest stays empty, so that no draft runs into the next line
         # Half for sequences, half for the table; in any case enough for those that run. Positions are 32 bits.
         self.lines = max(2 * max_batch, min(memory_bytes // 2 // 4, 2**31 - 1) // self._stride)
         buckets = 1 << (max(1024, memory_bytes // 2 // (4 * WAYS)).bit_length() - 1)
