@@ -23,21 +23,15 @@ import torch.nn.functional as F
 
 from paceline.config import load_config
 from paceline.core import Request
-from paceline.draft.eagle.files import load_drafter
+from paceline.draft.eagle.files import find_drafter, load_drafter
 from paceline.draft.eagle.loss import PackedSequences, read_sequences, suitable_rate
-from paceline.draft.eagle.model import (
-    NEW_WINDOW,
-    EagleModel,
-    choose_device,
-    engine_settings,
-    find_drafter,
-    make_sampling,
-    new_drafter,
-)
+from paceline.draft.eagle.model import NEW_WINDOW, EagleModel, new_drafter
 from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
 from paceline.model import load_model
 from paceline.model.tokenizer import load_tokenizer
 from paceline.rollout import RolloutEngine
+from paceline.setup.build import engine_settings, make_sampling
+from paceline.setup.device import choose_device
 from paceline.spot.samples import FeatureSample, lay_out
 from paceline.tasks import make_task
 from paceline.tasks.tasks import choose_style
