@@ -67,6 +67,8 @@ class Case:
     """All completions have this length; otherwise a long tail."""
     context: int = CONTEXT
     """Mean context that rounds are made with."""
+    catch_up: float = 1.0
+    """Times what catch-up passes take."""
     bad_steps: tuple[int, int] = (0, 0)
     """From the first of these steps up to the second the neural drafter's acceptance is 0.6 lower."""
 
@@ -80,6 +82,7 @@ CASES = {
     "tail-drift": Case(bad_steps=(4, 8)),
     "flat": Case(flat=384, context=250),
     "flat-mixed": Case(flat=384, context=250, spread=0.4),
+    "flat-behind": Case(flat=384, context=250, spread=0.4, catch_up=10.0),
     "flat-weak": Case(flat=384, context=250, accept=0.72),
     "flat-strong": Case(flat=384, context=250, accept=0.93),
 }
@@ -244,8 +247,8 @@ INFORMED: dict[str, Callable[[Floats], float]] = {
 }
 
 
-def tuned_s(machine: Machine, batch: Batch, tuner: Tuner, max_tokens: int, rng: np.random.Generator) -> float:
-    total, last = 0.0, PLAIN
+def tuned_s(machine: Machine, batch: Batch, tuner: Tuner, case: Case, rng: np.random.Generator) -> float:
+    total, last, max_tokens = 0.0, PLAIN, case.flat or MAX_TOKENS
     while len(batch):
         count, size, rows = len(batch), batch.size, batch.catch_up_rows()
         choice = tuner.choose(BatchContext(count, float((max_tokens - batch.written).mean()), {NEURAL: rows}))
@@ -254,7 +257,7 @@ def tuned_s(machine: Machine, batch: Batch, tuner: Tuner, max_tokens: int, rng: 
         seconds += SWITCH_S * (s.drafter != last.drafter)
         rows = rows if s.drafter == NEURAL else 0
         passes = rows / (size * entries_at_once(size, STEP, WINDOW))
-        seconds += passes * PASS_S * rng.uniform(0.9, 1.3) + rows * ROW_S
+        seconds += case.catch_up * (passes * PASS_S * rng.uniform(0.9, 1.3) + rows * ROW_S)
         accepted = batch.draw(s, rng)
         told = None if s.plain else accepted.tolist()
         tuner.observe(RoundOutcome(choice, count, seconds, told, catch_up_rows=rows))
@@ -295,7 +298,7 @@ def play(
     before = (0.0, 0.0)
     for step, (drawn, ease, neural) in enumerate(steps_of(case, seed, steps)):
         plain.append(plain_s(machine, drawn))
-        tuned.append(tuned_s(machine, Batch(drawn, ease, neural), tuner, case.flat or MAX_TOKENS, rng))
+        tuned.append(tuned_s(machine, Batch(drawn, ease, neural), tuner, case, rng))
         if step == 0:
             before = (tuner.explored_s, tuner.total_s)
     return {

@@ -86,7 +86,7 @@ class Trials:
     due: int = 0
     """The round from which on it may."""
     wait: int = HORIZON
-    """Rounds from that trial to the one after; doubles with every trial until one makes the family the best."""
+    """Rounds from that trial to the one after; four times as many with every trial until one makes the family the best."""
 
 
 class Tuner:
@@ -101,7 +101,7 @@ class Tuner:
         self._costs: dict[Strategy, dict[int, Cost]] = {s: {} for s in self.strategies}
         self._guesses: dict[tuple[int, Strategy], float] = {}  # costs that were not measured, until one more is
         self._acceptance = {s.family: Acceptance() for s in self.strategies}
-        self._catch_up_s: dict[str, deque[float]] = {}  # by drafter: seconds for each row of a sequence
+        self._catch_ups: dict[tuple[str, int], deque[float]] = {}  # seconds per row, by drafter and batch size
         self._trials = {s.family: Trials() for s in self.strategies}
         self._tried: str | None = None  # family whose trial was observed since the last decision
         self._best = PLAIN  # of the last decision
@@ -118,8 +118,8 @@ class Tuner:
             return Choice(PLAIN)
         speeds = {s: self._speed(size, s, context) for s in self.strategies if s.fits(context.batch)}
         best = max(speeds, key=speeds.__getitem__)
-        if best.family == self._tried != self._best.family:
-            self._trials[best.family].wait = HORIZON
+        if best.family == self._tried != self._best.family:  # a fruitful trial: its drafter's other families may pay too
+            self._trials |= {s.family: Trials(self.round) for s in self.strategies if s.drafter == best.drafter}
         self._tried = None
         self._best = best
         tried = self._due(speeds, best)
@@ -132,9 +132,9 @@ class Tuner:
             return 1.0 / seconds
         tokens = self._acceptance[strategy.family].accept_length(strategy.depth, context.batch == 1)
         rows = context.catch_up_rows.get(strategy.drafter, 0)
-        if rows and strategy.drafter in self._catch_up_s:
+        if rows and (strategy.drafter, size) in self._catch_ups:  # free until it was measured
             rounds = max(1.0, min(HORIZON, context.tokens_left / tokens))
-            seconds += rows / size * median(self._catch_up_s[strategy.drafter]) / rounds
+            seconds += rows * median(self._catch_ups[strategy.drafter, size]) / rounds
         return MARGIN * tokens / seconds
 
     def _due(self, speeds: Mapping[Strategy, float], best: Strategy) -> Strategy | None:
@@ -146,7 +146,7 @@ class Tuner:
         if tried is not None:
             trials = self._trials[tried.family]
             trials.due = self.round + trials.wait
-            trials.wait *= 2
+            trials.wait *= 4
         return tried
 
     def _cost(self, size: int, strategy: Strategy) -> float:
@@ -196,8 +196,8 @@ class Tuner:
             self._costs[strategy][size].add(outcome.seconds, self.round)
         elif size in self._costs[PLAIN]:
             seconds = max(0.0, outcome.seconds - self._cost(size, strategy))
-            known = self._catch_up_s.setdefault(strategy.drafter, deque(maxlen=KEPT))
-            known.append(seconds * size / outcome.catch_up_rows)
+            known = self._catch_ups.setdefault((strategy.drafter, size), deque(maxlen=KEPT))
+            known.append(seconds / outcome.catch_up_rows)
 
     def renew(self) -> None:
         """A drafter has changed: every batch size may have a trial at once."""
@@ -215,7 +215,10 @@ class Tuner:
                 for s, by_size in self._costs.items()
                 for n, cost in sorted(by_size.items())
             ],
-            "catch_up_s": {drafter: list(seconds) for drafter, seconds in self._catch_up_s.items()},
+            "catch_ups": [
+                {"drafter": drafter, "batch": n, "seconds": list(seconds)}
+                for (drafter, n), seconds in self._catch_ups.items()
+            ],
             "acceptance": {family: asdict(a) for family, a in self._acceptance.items()},
             "trials": {family: asdict(t) for family, t in self._trials.items()},
         }
@@ -228,9 +231,11 @@ class Tuner:
         for entry in state["costs"]:
             strategy = Strategy.parse(entry["strategy"])
             if strategy in self._costs and entry["batch"] in self._ladder:
-                self._costs[strategy][entry["batch"]] = Cost(entry["seconds"], entry["round"])
-        for drafter, seconds in state.get("catch_up_s", {}).items():
-            self._catch_up_s[drafter] = deque(seconds, maxlen=KEPT)
+                cost = Cost(entry["seconds"], entry["round"])
+                if cost.median > 0:
+                    self._costs[strategy][entry["batch"]] = cost
+        for entry in state.get("catch_ups", []):
+            self._catch_ups[entry["drafter"], entry["batch"]] = deque(entry["seconds"], maxlen=KEPT)
         for family, entry in state["acceptance"].items():
             if family in self._acceptance:
                 self._acceptance[family] = Acceptance(**renamed(entry))

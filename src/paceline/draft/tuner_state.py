@@ -47,6 +47,13 @@ class CostState(TypedDict):
     seconds: Durations
 
 
+class CatchUpState(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    drafter: str
+    batch: Count
+    seconds: Annotated[Durations, Field(min_length=1)]
+
+
 class AcceptanceState(TypedDict):
     __pydantic_config__ = STRICT  # type: ignore[misc]
     reached: Weights
@@ -76,6 +83,6 @@ class TunerState(TypedDict):
     seconds: Seconds
     explored: Seconds
     costs: list[CostState]
-    catch_up_s: NotRequired[dict[str, Durations]]
+    catch_ups: NotRequired[list[CatchUpState]]
     acceptance: dict[str, Annotated[AcceptanceState, BeforeValidator(renamed), AfterValidator(_as_long)]]
     trials: NotRequired[dict[str, TrialsState]]
