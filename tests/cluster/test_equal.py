@@ -71,7 +71,7 @@ def test_a_run_goes_on_with_another_number_of_workers(alone, tmp_path):
     first = make(tmp_path / "run", f"steps={STEPS}", "cluster.workers=2", "speculation.mode=plain")
     try:
         first.step()
-        first._save()
+        first.saver.save()
     finally:
         first.close()
     resumed = Run.open(tmp_path / "run")

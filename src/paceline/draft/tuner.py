@@ -86,7 +86,7 @@ class Trials:
     due: int = 0
     """The round from which on it may."""
     wait: int = HORIZON
-    """Rounds from that trial to the one after; four times as many with every trial until one makes the family the best."""
+    """Rounds from that trial to the next; four times as many with every trial until one makes the family the best."""
 
 
 class Tuner:
@@ -118,7 +118,7 @@ class Tuner:
             return Choice(PLAIN)
         speeds = {s: self._speed(size, s, context) for s in self.strategies if s.fits(context.batch)}
         best = max(speeds, key=speeds.__getitem__)
-        if best.family == self._tried != self._best.family:  # a fruitful trial: its drafter's other families may pay too
+        if best.family == self._tried != self._best.family:  # fruitful: its drafter's other families may pay too
             self._trials |= {s.family: Trials(self.round) for s in self.strategies if s.drafter == best.drafter}
         self._tried = None
         self._best = best

@@ -48,7 +48,7 @@ TRAINERS = {
     f"rollout.{name}"
     for name in ("prompts", "samples", "temperature", "top_k", "top_p", "min_p", "max_tokens", "min_tokens", "stop")
 }
-LOGGED = ("seconds", "steps", "version", "every")  # of what the drafter's training says about itself
+LOGGED = ("seconds", "steps", "version", "train_interval")  # of what the drafter's training says about itself
 
 
 class PacelineRollout(TrainerCallback):
