@@ -278,6 +278,7 @@ def steps_of(case: Case, seed: int, steps: int) -> list[tuple[list[int], list[fl
     return found
 
 
+@functools.cache
 def best_s(machine: Machine, case: Case, seed: int, steps: int) -> float:
     """Seconds of the best in hindsight, without the first step: the fastest informed policy or plain decoding."""
     played = steps_of(case, seed, steps)[1:]
@@ -309,13 +310,17 @@ def play(
     }
 
 
+@functools.cache
+def machine_of(costs: Path, context: int) -> Machine:
+    return Machine.of(json.loads(costs.read_text().splitlines()[-1])["rows"], context)
+
+
 def play_all(
     costs: Path, names: list[str], seeds: int, steps: int, explore: float, make: type[Tuner] = Tuner
 ) -> Iterator[dict[str, Any]]:
     """A row for every case: means over the seeds."""
-    rows = json.loads(costs.read_text().splitlines()[-1])["rows"]
     for name in names:
-        machine = Machine.of(rows, CASES[name].context)
+        machine = machine_of(costs, CASES[name].context)
         played = [play(machine, CASES[name], seed, steps, explore, make) for seed in range(seeds)]
         yield {"case": name} | {key: round(fmean(p[key] for p in played), 4) for key in played[0]}
 

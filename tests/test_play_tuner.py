@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.draft import tuner
 from paceline.draft.strategy import PLAIN, Strategy
 
 from .conftest import benchmark
 
 play_tuner = benchmark("play_tuner")
+ablate_tuner = benchmark("ablate_tuner")
 COSTS = Path(__file__).parents[1] / "benchmarks/results/roofline-7b-wide-h200.txt"
 
 
@@ -87,5 +89,14 @@ def test_the_tuner_comes_near_the_best_in_hindsight(play_tuner, capsys):
 
 
 def test_where_all_sequences_are_equally_long(play_tuner):
-    words = ["--costs", str(COSTS), "--steps", "4", "--seeds", "1", "--cases", "flat-weak,flat-mixed"]
+    words = ["--costs", str(COSTS), "--steps", "10", "--seeds", "1", "--cases", "flat-weak,flat-mixed"]
     assert all(row["median"] > 0.97 for row in play_tuner.main(words)["rows"])
+
+
+def test_parts_are_left_out_one_by_one(ablate_tuner, capsys):
+    words = ["--costs", str(COSTS), "--steps", "3", "--seeds", "1", "--cases", "flat-mixed"]
+    r = ablate_tuner.main(words)
+    assert [one["variant"] for one in r["variants"]] == list(ablate_tuner.VARIANTS)
+    shares = {one["variant"]: one["rows"][0]["of_best"] for one in r["variants"]}
+    assert shares["no margin"] < shares["as it is"] and tuner.MARGIN < 1, "numbers are put back"
+    assert "flat step" in capsys.readouterr().out

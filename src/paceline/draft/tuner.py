@@ -26,7 +26,8 @@ from paceline.draft.tuner_state import renamed
 
 MARGIN = 0.85  # a drafted strategy's speed is multiplied by this: sequences drift apart and the slowest is waited for
 KEPT = 9  # durations of which the median is a cost: enough to outvote a few slow rounds, few enough to follow context
-HORIZON = 32  # rounds in which a catch-up must pay, and after which a duration is old and a first trial due
+HORIZON = 32  # rounds in which a catch-up must pay, after which a duration is old, and between the first two trials
+BACKOFF = 4  # growth of the wait after a fruitless trial: all of them together cost under 1 % where nothing pays
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Trials:
     due: int = 0
     """The round from which on it may."""
     wait: int = HORIZON
-    """Rounds from that trial to the next; four times as many with every trial until one makes the family the best."""
+    """Rounds from that trial to the one after; grows by `BACKOFF` with every trial until one is fruitful."""
 
 
 class Tuner:
@@ -118,7 +119,8 @@ class Tuner:
             return Choice(PLAIN)
         speeds = {s: self._speed(size, s, context) for s in self.strategies if s.fits(context.batch)}
         best = max(speeds, key=speeds.__getitem__)
-        if best.family == self._tried != self._best.family:  # fruitful: its drafter's other families may pay too
+        if best.family == self._tried != self._best.family:
+            # A fruitful trial: its drafter is good again, so all its families may have one.
             self._trials |= {s.family: Trials(self.round) for s in self.strategies if s.drafter == best.drafter}
         self._tried = None
         self._best = best
@@ -146,7 +148,7 @@ class Tuner:
         if tried is not None:
             trials = self._trials[tried.family]
             trials.due = self.round + trials.wait
-            trials.wait *= 4
+            trials.wait *= BACKOFF
         return tried
 
     def _cost(self, size: int, strategy: Strategy) -> float:
@@ -200,7 +202,7 @@ class Tuner:
             known.append(seconds / outcome.catch_up_rows)
 
     def renew(self) -> None:
-        """A drafter has changed: every batch size may have a trial at once."""
+        """A drafter has changed: every family may have a trial at once."""
         for trials in self._trials.values():
             trials.due = self.round
 
