@@ -194,4 +194,4 @@ def test_damaged_run_directories(finished, tmp_path, capsys):
 @pytest.mark.soak
 def test_many_damaged_run_directories(finished, tmp_path, capsys):
     done = fuzz(finished, tmp_path, 500, seed=1, capsys=capsys)
-    assert min(done["report", 0], done["report", 2], done["train", 0], done["train", 2]) >= 100, done
+    assert min(done["report", 0], done["report", 2], done["train", 0], done["train", 2]) >= 80, done
