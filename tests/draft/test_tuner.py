@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.draft.acceptance import Acceptance
+from paceline.draft.acceptance import PRIOR, Acceptance
 from paceline.draft.ladder import batch_ladder, bucket
 from paceline.draft.registry import default_strategies
 from paceline.draft.strategy import PLAIN, Strategy
@@ -175,7 +175,7 @@ def test_new_sequences_are_not_judged_by_the_last_ones_of_those_before():
 
 def test_usual_acceptance_is_where_new_sequences_start():
     seen = Acceptance()
-    assert seen.accept_length(2) == pytest.approx(1 + 1 / 2 + 1 / 4)
+    assert seen.accept_length(2) == pytest.approx(1 + PRIOR + PRIOR**2)
     for now in range(1, 51):
         seen.observe(now, 2, [2] * 9 + [0])
     for now in range(51, 200):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 FADE = 0.96  # weight of a round's counts one round later: 25 rounds count, about what the hardness of a passage lasts
+PRIOR = 0.6  # acceptance of a family that was never tried: between a poor drafter's and a good one's, so it gets tried
 
 
 @dataclass
@@ -70,7 +71,7 @@ class Acceptance:
         return known[depth]
 
     def _expected(self, depth: int, lone: bool) -> list[float]:
-        lengths, alive, rate = [1.0], 1.0, 0.5  # even odds until something was observed
+        lengths, alive, rate = [1.0], 1.0, PRIOR
         for d in range(depth):
             if d < len(self.reached):
                 usual = (self.usual_accepted[d] + rate) / (self.usual_reached[d] + 1)
