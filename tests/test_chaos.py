@@ -20,7 +20,7 @@ import pytest
 from paceline.process.guard import descendants
 
 from .cluster.runs import SMALL
-from .processes import gone
+from .processes import gone, runs
 
 WORDS = [
     *SMALL, "steps=12", "rollout.max_tokens=60", "checkpoint.every=2", "cluster.workers=2", "cluster.restarts=100000",
@@ -34,10 +34,6 @@ KINDS = {
 }
 DEADLINE = 600.0  # seconds for one step of all this: turns a hang into a failure
 TOGETHER = 4.0  # seconds in which a second worker is spared: two at once may take the state of the run with them
-
-
-RAYS_OWN = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "/ray/dashboard/", "/ray/_private/")
-RAY_S = 120.0  # seconds in which Ray's own agents notice that the rest of a killed cluster is gone
 
 
 def command_of(pid: int) -> str:
@@ -87,9 +83,7 @@ class Chaos:
             assert code in (0, 1, -signal.SIGKILL), (code, self.said())
             if code == 1:
                 assert "--resume" in self.said() and "Traceback" not in self.said(), self.said()
-            own = {pid for pid in self.seen if not any(name in command_of(pid) for name in RAYS_OWN)}
-            assert gone(own), f"left behind: {[command_of(pid) for pid in own]}"
-            assert gone(self.seen, RAY_S), f"left behind by Ray: {[command_of(pid) for pid in self.seen]}"
+            assert gone(self.seen), f"left behind: {[command_of(pid) for pid in self.seen if runs(pid)]}"
             if code == 0:
                 if left <= 0:
                     return

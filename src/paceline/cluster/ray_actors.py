@@ -23,6 +23,7 @@ from paceline.cluster.ray_cluster import choose_ray_device, connect, import_ray,
 from paceline.cluster.ray_placement import Placement
 from paceline.cluster.ray_thread import ANSWER_S, RayThread
 from paceline.cluster.ray_worker import Actor
+from paceline.process.sweeper import Sweeper
 
 if TYPE_CHECKING:
     from paceline.config import Config
@@ -57,7 +58,13 @@ class RayActors:
         self._ray = ray
         self._own = not ray.is_initialized()
         if self._own:
-            connect(ray, config.cluster.address)
+            self._sweeper = Sweeper()
+            try:
+                with self._sweeper.marking():  # a cluster that this starts; one that was there has no mark
+                    connect(ray, config.cluster.address)
+            except BaseException:
+                self._sweeper.close()
+                raise
         # A cluster of this machine alone needs no address that others see.
         alone = self._own and not config.cluster.address and not os.environ.get("RAY_ADDRESS")
         self.host = "127.0.0.1" if alone else ray.util.get_node_ip_address()
@@ -246,3 +253,4 @@ class RayActors:
             within(CLOSE_S, self._ray.shutdown)
         except TimeoutError:  # its head is gone; it would be tried again when the process ends
             atexit.unregister(self._ray.shutdown)
+        self._sweeper.close()

@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -97,30 +98,47 @@ def _reap(child: int, status: int | None) -> int | None:
 
 
 def _ended(pid: int) -> bool:
-    return (_stat(str(pid)) or ("Z", 0))[0] == "Z"
+    stat = process_stat(str(pid))
+    return stat is None or stat.state == "Z"
 
 
-def descendants(pid: int) -> list[int]:
-    """All processes below one, those that have ended and were not waited for included."""
-    parents: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (stat := _stat(entry)):
-            parents.setdefault(stat[1], []).append(int(entry))
-    found: list[int] = []
-    below = parents.get(pid, [])
-    while below:
-        found += below
-        below = [p for one in below for p in parents.get(one, [])]
-    return found
+@dataclass(frozen=True)
+class ProcessStat:
+    pid: int
+    state: str
+    """One letter; Z is one that has ended and was not waited for."""
+    parent: int
+    start: str
+    """Ticks since the machine started. With the number it names a process for good."""
 
 
-def _stat(pid: str) -> tuple[str, int] | None:
-    """State and parent of a process. Its name, in brackets, may hold anything."""
+def process_stat(pid: str) -> ProcessStat | None:
+    """Of a process that is there. Its name, in brackets, may hold anything."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
-    return fields[0], int(fields[1])
+    return ProcessStat(int(pid), fields[0], int(fields[1]), fields[19])
+
+
+def children_by_parent() -> dict[int, list[ProcessStat]]:
+    """All processes of this machine."""
+    children: dict[int, list[ProcessStat]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (stat := process_stat(entry)):
+            children.setdefault(stat.parent, []).append(stat)
+    return children
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one, those that have ended and were not waited for included."""
+    children = children_by_parent()
+    found: list[int] = []
+    below = [stat.pid for stat in children.get(pid, [])]
+    while below:
+        found += below
+        below = [stat.pid for one in below for stat in children.get(one, [])]
+    return found
 
 
 def _close_all_but(kept: int) -> None:
