@@ -32,7 +32,7 @@ from triton.runtime.jit import JITFunction
 from paceline.core import Filters
 from paceline.draft.eagle.drafter import EagleDrafter
 from paceline.draft.eagle.model import DrafterShape, EagleModel
-from paceline.draft.eagle.vocabulary import guessable
+from paceline.draft.eagle.vocabulary import draft_vocab_size
 from paceline.draft.registry import default_strategies
 from paceline.kernels import device, fused, gumbel_argmax_triton, paged_attention_triton
 from paceline.kernels.hopper import matmul
@@ -117,8 +117,8 @@ def make_runner(geometry: str, max_batch: int) -> ModelRunner:
     config = config_of(geometry, LONGEST)
     with META:
         model = Decoder(config).to(torch.bfloat16).requires_grad_(False)
-        guessed = guessable(config.vocab_size)
-        vocab = torch.arange(guessed) if guessed < config.vocab_size else None
+        drafted = draft_vocab_size(config.vocab_size)
+        vocab = torch.arange(drafted) if drafted < config.vocab_size else None
         drafter = EagleModel(model, DrafterShape(config.intermediate_size, WINDOW), vocab)
         drafter = drafter.to(torch.bfloat16).requires_grad_(False)
     page = default_page_size(torch.device("cuda"), max_batch)

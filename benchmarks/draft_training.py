@@ -2,8 +2,8 @@
 
     python benchmarks/draft_training.py --model embedded --tokens 300000
 
-Work is counted in tokens times guesses in a row, five of which count as one token. What comes out is the tokens per
-check to be expected on answers that nobody trained on, with chains of seven, after each quarter. The last line is JSON.
+Work is counted in tokens times draft tokens in a row, five of which count as one token. What comes out is the expected
+accept length on answers that nobody trained on, with chains of seven, after each quarter. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Way:
     """Whether it begins with weights of the policy's last layer."""
 
     def __str__(self) -> str:
-        first = f", {self.first_runs} guesses at first" if self.first_runs else ""
+        first = f", {self.first_runs} draft tokens at first" if self.first_runs else ""
         return f"steps of {self.step_tokens} tokens{first}{', from the last layer' if self.takes_after else ''}"
 
 
@@ -63,7 +63,7 @@ def main() -> None:
         rows.append({"way": str(way)} | train(args, policy, texts, way))
         r = rows[-1]
         shown = " ".join(f"{n:.2f}" for n in r["tokens_per_check"])
-        print(f"{r['way']:<60} {r['steps']:>5} steps {r['seconds']:>6.0f} s  tokens per check {shown}", flush=True)
+        print(f"{r['way']:<60} {r['steps']:>5} steps {r['seconds']:>6.0f} s  accept length {shown}", flush=True)
     where = torch.cuda.get_device_name() if policy.device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(json.dumps({"device": where, "settings": vars(args), "rows": rows}))
 

@@ -15,9 +15,9 @@ Guesses come from the neural drafter alone. MODEL is `embedded`, or a folder mad
     paceline draft train --model MODEL --minutes 0.8 --answers 3000 --window 128 --out MODEL/drafter \\
         --set rollout.max_tokens=700
 
-In a run the tuner picks the strategies, and tokens per check depend on what it picks. So every --probe-every steps the
+In a run the tuner picks the strategies, and the accept length depends on them. So every --probe-every steps the
 policy and the drafter of each run are kept, and afterwards each pair answers the same few prompts, which no run has
-seen, with the same noise and chains of one depth: what it writes per check then depends on nothing but how well the
+seen, with the same noise and chains of one depth: its accept length then depends on nothing but how well the
 drafter knows the policy. Rounding parts the policies of two runs after a while, so the policies of warm-adaptive also
 answer with the drafter that it began with: what is between the two is what training the drafter is worth. The last line
 is JSON.
@@ -74,7 +74,7 @@ EARLY = 10  # steps in which graphs are captured and the tuner learns
 REWARD, ACCEPT, ROLLOUT = "critic/rewards/mean", "rollout/spec_accept_length", "timing_s/gen"
 SPEED, TRAINING, LENGTH = "rollout/tok_s", "timing_s/train_drafter", "response_length/mean"
 Rows = list[dict[str, Any]]  # the lines of a metrics.jsonl
-Probes = dict[int, float]  # tokens per check by the number of steps done
+Probes = dict[int, float]  # accept length by the number of steps done
 
 
 def parse() -> argparse.Namespace:
@@ -161,7 +161,7 @@ class Watcher(LiveView):
         if step % 5 == 0 or step == 1:
             print(
                 f"{self.name:<14} step {step:>3}  reward {metrics[REWARD]:.3f}  length {metrics[LENGTH]:.0f}  "
-                f"rollout {metrics[ROLLOUT]:.2f} s  {metrics[ACCEPT]:.2f} tokens per check  step "
+                f"rollout {metrics[ROLLOUT]:.2f} s  accept length {metrics[ACCEPT]:.2f}  step "
                 f"{metrics['timing_s/step']:.2f} s",
                 flush=True,
             )
@@ -181,7 +181,7 @@ def run_arm(args: argparse.Namespace, name: str) -> Rows:
 
 @torch.no_grad()
 def probe_arm(args: argparse.Namespace, name: str, as_begun: bool = False) -> Probes:
-    """Tokens per check of the arm's policy and drafter, at the start and at every checkpoint; or with the drafter that
+    """Accept length of the arm's policy and drafter, at the start and at every checkpoint; or with the drafter that
     it began with. A drafter that is frozen is not in the checkpoints."""
     config = settings_of(args, name)
     policy = load_model(args.model, config.model.dtype, choose_device(config.model.device))
@@ -305,12 +305,12 @@ def stays_ahead(mine: Probes, others: list[Probes], last: int) -> int | None:
 
 def print_tables(arms: dict[str, Rows], probes: dict[str, Probes], every: int) -> None:
     """Every so many steps, a column per arm."""
-    print("\nprobe: tokens per check after so many steps, same prompts, same strategy")
+    print("\nprobe: accept length after so many steps, same prompts, same strategy")
     steps = sorted({step for values in probes.values() for step in values})
     print_table(probes, {name: [probes[name].get(step) for step in steps] for name in probes}, steps, 2)
     ends = list(range(every, 1 + max(len(rows) for rows in arms.values()), every))
     for key, title, places in (
-        (ACCEPT, "tokens per check, as the tuner chose", 2),
+        (ACCEPT, "accept length, as the tuner chose", 2),
         (ROLLOUT, "seconds of rollout", 2),
         (REWARD, "reward", 3),
     ):

@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--answers", type=int, default=128)
     parser.add_argument("--per-batch", default="4,8,16")
-    parser.add_argument("--runs", type=int, default=5, help="guesses in a row that are trained")
+    parser.add_argument("--runs", type=int, default=5, help="draft tokens in a row that are trained")
     parser.add_argument("--repeat", type=int, default=5)
     args = parser.parse_args()
     device = choose_device("auto")

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.draft.eagle.drafter import EagleDrafter, entries_at_once, entries_in_reach
-from paceline.draft.eagle.vocabulary import GUESSABLE
+from paceline.draft.eagle.vocabulary import DRAFT_VOCAB
 from paceline.draft.ladder import batch_ladder, bucket
 from paceline.draft.registry import default_strategies
 from paceline.draft.strategy import PLAIN, Strategy
@@ -125,7 +125,7 @@ class Machine:
             name = r["pass"].split()
             if name[0] == "verify" and name[-1] == "tokens":
                 verify.setdefault(r["batch"] * int(name[1]), []).append(r["ms"])
-        drafts = [r for r in rows if r["pass"].startswith(f"draft {DRAFT_TOKENS}, {GUESSABLE}, ")]
+        drafts = [r for r in rows if r["pass"].startswith(f"draft {DRAFT_TOKENS}, {DRAFT_VOCAB}, ")]
         draft = sorted((r["batch"], r["ms"] / DRAFT_TOKENS) for r in drafts)
         return cls(plain, sorted((tokens, fmean(ms)) for tokens, ms in verify.items()), draft, less)
 

@@ -33,7 +33,7 @@ def main() -> None:
     ):
         assert answer.tokens == answers[prompt][sample].tokens
     stats = engine.stats
-    print(f"{stats.decoded_tokens} tokens, {stats.accept_length:.2f} per check where guesses were made")
+    print(f"{stats.decoded_tokens} tokens, accept length {stats.accept_length:.2f} while speculating")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python examples/train_drafter.py --seconds 60
 
-With the embedded model a minute is enough for guesses to pay.
+With the embedded model a minute is enough for drafting to pay.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     f = drafter.fitted
     print(f"{f.steps} steps over {f.tokens} tokens, loss {f.loss:.3f}")
     held = drafter.examine(prompts[:8], max_tokens=args.tokens)
-    print(f"{held['accept_length']:.2f} tokens per check on prompts that it has not seen")
+    print(f"accept length {held['accept_length']:.2f} on prompts that it has not seen")
     folder = drafter.save(args.out)
     engine = Engine(args.model, drafter=folder)
     engine.generate(prompts[:8], max_tokens=args.tokens)

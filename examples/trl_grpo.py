@@ -70,7 +70,7 @@ def main() -> None:
     for row in trainer.state.log_history:
         if "reward" in row:
             speed = row.get("paceline/tokens_per_s")
-            how = f"{speed:,.0f} tokens/s, {row['paceline/accept_length']:.2f} per check" if speed else ""
+            how = f"{speed:,.0f} tokens/s, accept length {row['paceline/accept_length']:.2f}" if speed else ""
             print(f"step {row['step']}  reward {row['reward']:.3f}  {row['step_time']:.2f} s  {how}")
 
 

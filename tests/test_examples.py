@@ -33,7 +33,7 @@ def test_all_of_them_are_tested():
 
 def test_generate(example):
     out = example("generate.py", "--tokens", 60)
-    assert out.count("log p -") == 4 and "per check" in out
+    assert out.count("log p -") == 4 and "accept length" in out
     assert example("generate.py", "--tokens", 60).splitlines()[:-1] == out.splitlines()[:-1], "the same seed"
 
 
@@ -66,11 +66,11 @@ def test_own_model(example, tmp_path):
 
 def test_train_drafter(example, tmp_path):
     out = example("train_drafter.py", "--seconds", 0.1, "--prompts", 4, "--tokens", 32, "--out", tmp_path / "drafter")
-    assert "tokens per check" in out and (tmp_path / "drafter" / "config.json").is_file()
+    assert "accept length" in out and (tmp_path / "drafter" / "config.json").is_file()
 
 
 def test_trl_grpo(example, tmp_path):
     words = ("--tokens", 40, "--batch", 8, "--output", tmp_path)
     out = example("trl_grpo.py", "--steps", 1, *words)
-    assert "step 1 " in out and "per check" in out
+    assert "step 1 " in out and "accept length" in out
     assert "step 2 " in example("trl_grpo.py", "--steps", 2, "--resume", *words)

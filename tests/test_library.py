@@ -100,7 +100,7 @@ def test_a_drafter_is_trained_examined_saved_and_used(tmp_path):
     assert seen and drafter.fitted.steps == seen[-1]
     assert len(drafter.neural.vocab) == 64
     held = drafter.examine(PROMPTS, max_tokens=24)
-    assert held["accept_length"] >= 1.0 and len(held["holds"]) == 7
+    assert held["accept_length"] >= 1.0 and len(held["accept_rates"]) == 7
     folder = drafter.save(tmp_path / "drafter")
     again = Drafter("embedded", folder)
     assert again.examine(PROMPTS, max_tokens=24) == held

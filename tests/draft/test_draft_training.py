@@ -18,6 +18,6 @@ def test_ways_with_the_same_work(monkeypatch, capsys):
     bench.main()
     large, small = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert small["steps"] > 4 * large["steps"], "smaller, and cheaper in the first half"
-    assert "2 guesses at first" in small["way"] and "from the last layer" in small["way"]
+    assert "2 draft tokens at first" in small["way"] and "from the last layer" in small["way"]
     for row in (large, small):
         assert row["tokens_per_check"] and all(1.0 <= n <= 8.0 for n in row["tokens_per_check"])

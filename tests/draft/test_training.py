@@ -28,7 +28,7 @@ def test_attention_over_runs_is_what_its_docstring_says():
         got = attention(0, q, k, v).view(n, heads, d)
         for i in random.Random(run).sample(range(n), 60):
             if place[i] < run:
-                continue  # there is no guess that far from the features
+                continue  # there is no draft token that far from the features
             seen = [(0, j) for j in range(max(0, i - window + 1), i - run + 1) if text[j] == text[i]]
             seen += [(r, i - run + r) for r in range(1, run + 1)]
             for h in range(heads):
@@ -52,7 +52,7 @@ def counting_policy():
 
 
 def test_learns_a_policy_whose_next_token_is_known():
-    """Off by one anywhere, between tokens, features and targets, and the right guess could not be known."""
+    """Off by one anywhere, between tokens, features and targets, and the right draft token could not be known."""
     model = counting_policy()
     drafter = EagleModel(model, DrafterShape(64, 32)).init_weights(0, std=0.1)
     dice = random.Random(0)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.draft.eagle.vocabulary import GUESSABLE, LAST, LEAST, RARE, choose_tokens, enough, guessable
+from paceline.draft.eagle.vocabulary import DRAFT_VOCAB, LAST, LEAST, RARE, choose_tokens, draft_vocab_size, enough
 from paceline.model import Decoder
 
 from ..conftest import tiny_model
@@ -22,10 +22,10 @@ def policy_of(vocab_size: int, eos_ids: tuple[int, ...] = ()) -> Decoder:
 
 @pytest.mark.parametrize(
     ("vocab_size", "wanted", "count"),
-    [(104, None, 104), (104, 25, 25), (104, 1000, 104), (65536, None, 65536), (152064, None, GUESSABLE)],
+    [(104, None, 104), (104, 25, 25), (104, 1000, 104), (65536, None, 65536), (152064, None, DRAFT_VOCAB)],
 )
 def test_how_many(vocab_size, wanted, count):
-    assert guessable(vocab_size, wanted) == count
+    assert draft_vocab_size(vocab_size, wanted) == count
 
 
 def zipf(tokens: int, words: int, seed: int = 0) -> Counter[int]:
@@ -36,9 +36,9 @@ def zipf(tokens: int, words: int, seed: int = 0) -> Counter[int]:
 
 
 def test_answers_show_how_many_are_enough():
-    assert guessable(152064, None, Counter({5: 1000, 6: 900})) == LEAST
-    assert guessable(152064, 500, Counter({5: 1000, 6: 900})) == 500, "what is wanted counts more"
-    assert guessable(152064, None, Counter()) == GUESSABLE
+    assert draft_vocab_size(152064, None, Counter({5: 1000, 6: 900})) == LEAST
+    assert draft_vocab_size(152064, 500, Counter({5: 1000, 6: 900})) == 500, "what is wanted counts more"
+    assert draft_vocab_size(152064, None, Counter()) == DRAFT_VOCAB
     written = zipf(2_000_000, 20_000)
     count = enough(written)
     assert LEAST < count < len(written)
@@ -49,7 +49,7 @@ def test_answers_show_how_many_are_enough():
 
 
 def test_few_answers_show_nothing():
-    assert enough(zipf(20_000, 20_000)) == GUESSABLE
+    assert enough(zipf(20_000, 20_000)) == DRAFT_VOCAB
 
 
 def test_all_of_a_small_vocabulary():
@@ -65,8 +65,8 @@ def test_the_most_frequent_come_first():
 def test_of_a_large_vocabulary_nothing_is_known_about():
     """What ends an answer, the special ones at the end, and the first ones."""
     chosen = choose_tokens(policy_of(100_000, eos_ids=(60_000,)))
-    assert chosen is not None and len(chosen) == len(set(chosen.tolist())) == GUESSABLE
+    assert chosen is not None and len(chosen) == len(set(chosen.tolist())) == DRAFT_VOCAB
     here = set(chosen.tolist())
     assert {0, 60_000, 99_999, 100_000 - LAST} <= here
     assert chosen.tolist() == sorted(here), "maps of checkpoints want them in order"
-    assert 50_000 not in here and max(t for t in here if t < 60_000) == GUESSABLE - LAST - 2
+    assert 50_000 not in here and max(t for t in here if t < 60_000) == DRAFT_VOCAB - LAST - 2

@@ -94,7 +94,7 @@ def here(model, prompts, embedded) -> tuple[list[list[int]], float]:
 
 
 def holds(served: dict, plain: list, accept_length: float, what: str) -> None:
-    """The answers are those without speculation, and guesses hold as often as here."""
+    """The answers are those without speculation, and draft tokens are accepted as often as here."""
     print(f"{what}: {served['accept_length']:.3f} tokens per check in vLLM, {accept_length:.3f} in Paceline")
     assert served["tokens"] == plain
     assert served["accept_length"] == pytest.approx(accept_length, rel=0.1)
@@ -114,7 +114,7 @@ def test_the_embedded_drafter_is_accepted_as_often_as_here(form, policy, plain, 
 
 
 def trimmed(model: Decoder, vocab: torch.Tensor, embedded: Path, folder: Path) -> EagleModel:
-    """The embedded drafter with fewer tokens to guess, also saved."""
+    """The embedded drafter with a smaller draft vocabulary, also saved."""
     whole = load_drafter(embedded / "drafter", model)
     drafter = EagleModel(model, whole.shape, vocab)
     drafter.load_state_dict(whole.state_dict())

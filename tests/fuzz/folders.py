@@ -1,5 +1,5 @@
 """Model folders to damage: the embedded reasoner, and a small tied model of another family in several files, with a
-list of ending tokens, a chat template and a drafter that guesses some of the tokens."""
+list of ending tokens, a chat template and a drafter with a reduced vocabulary."""
 
 from __future__ import annotations
 

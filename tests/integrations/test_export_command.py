@@ -59,13 +59,13 @@ def test_what_the_card_says_of_tokens_per_check_was_measured(run, tmp_path, caps
     assert list(accept) == ["0", "0.6", "1"] and all(1 <= length <= 4 for length in accept.values())
     text = card(out)
     assert all(f"| {temperature} | {length:.2f} |" in text for temperature, length in accept.items())
-    assert "2 prompts of countdown (medium)" in text and "chains of 3 guesses" in text
+    assert "2 prompts of countdown (medium)" in text and "chains of 3 draft tokens" in text
 
 
 def test_without_a_measurement_none_is_claimed(tmp_path):
     assert here("export", "embedded", tmp_path / "out") == 0
     text = card(tmp_path / "out")
-    assert "Not measured" in text and "tokens per check |" not in text and "20,000 answers of `embedded`" in text
+    assert "Not measured" in text and "accept length |" not in text and "20,000 answers of `embedded`" in text
 
 
 def test_a_run_goes_on_with_what_was_exported(tmp_path):
@@ -75,7 +75,7 @@ def test_a_run_goes_on_with_what_was_exported(tmp_path):
         words = [f"speculation.drafter={drafter}", "speculation.strategies=[neural:3]", "steps=1"]
         assert here("train", *QUICK, f"run_dir={tmp_path / name}", *words) == 0
         runs.append(rows(tmp_path / name)[0]["rollout/spec_accept_at/1"])
-    assert min(runs) > 0.5, "how often it guesses is the tuner's business"
+    assert min(runs) > 0.5, "how often it drafts is the tuner's business"
 
 
 def test_the_policy_of_a_run_is_a_hugging_face_checkpoint(run, tmp_path, capsys):

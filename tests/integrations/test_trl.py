@@ -61,7 +61,7 @@ def test_answers_come_in_the_trainers_order_with_their_logprobs(tmp_path):
 
 
 def test_speculation_changes_no_answer_and_evaluation_no_training(tmp_path):
-    """The seed decides, not how guesses are made, and not what was evaluated in between."""
+    """The seed decides, not how tokens are drafted, and not what was evaluated in between."""
     rollouts = [PacelineRollout(), PacelineRollout("none", settings=PLAIN)]
     trainers = [two_lines(tmp_path, torch.float64, r) for r in rollouts]
     prompts = [row["prompt"] for row in data(2) for _ in range(4)]

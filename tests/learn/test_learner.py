@@ -265,12 +265,12 @@ def test_state_goes_on_exactly():
     trajectories = make_trajectories(model=model)
     one = Learner(model, config(kl_coef=0.1))
     update(one, trajectories, 0)
-    twin = copy.deepcopy(model)
-    two = Learner(twin, config(kl_coef=0.1))
+    copied = copy.deepcopy(model)
+    two = Learner(copied, config(kl_coef=0.1))
     two.load({k: v.clone() for k, v in one.state().items()})
     for learner in (one, two):
         update(learner, trajectories, 1)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), copied.parameters(), strict=True))
     assert two.updates == 2
 
 

@@ -12,7 +12,7 @@ from paceline.kernels.noise import stream
 from paceline.learn.optimizer import AdamW
 
 
-def twin(dtype=torch.float64):
+def copied(dtype=torch.float64):
     torch.manual_seed(0)
     return nn.ParameterDict(
         {"w": nn.Parameter(torch.randn(7, 5, dtype=dtype)), "b": nn.Parameter(torch.randn(5, dtype=dtype))}
@@ -27,7 +27,7 @@ def grads(params: nn.ParameterDict, step: int) -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_equals_torch(decay):
-    ours, theirs = twin(), twin()
+    ours, theirs = copied(), copied()
     mine = AdamW(ours.items(), betas=(0.9, 0.95), eps=1e-6, weight_decay=decay)
     groups = [
         {"params": [theirs["w"]], "weight_decay": decay},
@@ -47,7 +47,7 @@ def test_equals_torch(decay):
 
 
 def test_master_weights_keep_updates_that_bfloat16_would_lose():
-    with_master, without = twin(torch.bfloat16), twin(torch.bfloat16)
+    with_master, without = copied(torch.bfloat16), copied(torch.bfloat16)
     start = without["w"].detach().clone()
     a = AdamW(with_master.items())
     b = AdamW(without.items(), master_weights=False)
@@ -63,10 +63,10 @@ def test_master_weights_keep_updates_that_bfloat16_would_lose():
 
 
 def test_state_precision_is_a_choice():
-    params = twin(torch.float32)
+    params = copied(torch.float32)
     optimizer = AdamW(params.items(), state_dtype=torch.bfloat16)
     assert {t.dtype for t in optimizer.mean.values()} == {torch.bfloat16}
-    reference = twin(torch.float32)
+    reference = copied(torch.float32)
     exact = AdamW(reference.items())
     for step in range(10):
         for p in (params, reference):
@@ -127,7 +127,7 @@ def test_bfloat16_moments_learn_as_well():
 
 
 def test_a_step_in_pieces_is_the_same_step(monkeypatch):
-    whole, cut = twin(torch.bfloat16), twin(torch.bfloat16)
+    whole, cut = copied(torch.bfloat16), copied(torch.bfloat16)
     a, b = (AdamW(params.items(), state_dtype=torch.bfloat16) for params in (whole, cut))
     for step in range(3):
         grads(whole, step)
@@ -141,7 +141,7 @@ def test_a_step_in_pieces_is_the_same_step(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_goes_on_from_saved_state(dtype):
-    one, two = twin(dtype), twin(dtype)
+    one, two = copied(dtype), copied(dtype)
     a, b = (AdamW(params.items(), state_dtype=dtype) for params in (one, two))
     for step in range(5):
         grads(one, step)
@@ -156,7 +156,7 @@ def test_goes_on_from_saved_state(dtype):
 
 
 def test_writes_in_place():
-    params = twin()
+    params = copied()
     where = {k: p.data_ptr() for k, p in params.items()}
     grads(params, 0)
     AdamW(params.items()).step(0.1)

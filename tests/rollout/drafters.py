@@ -28,7 +28,7 @@ class Scripted(BaseDrafter):
 
 
 class Chaos(BaseDrafter):
-    """Random trees of random tokens, with the right token somewhere now and then, and sometimes fewer guesses."""
+    """Random trees of random tokens, with the right token somewhere now and then, and sometimes fewer of them."""
 
     name = "chaos"
 

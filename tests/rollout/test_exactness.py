@@ -1,4 +1,4 @@
-"""Speculation changes nothing: whatever is guessed, by whomever, in whatever order, the tokens are those of plain
+"""Speculation changes nothing: whatever is drafted, by whomever, in whatever order, the tokens are those of plain
 decoding, to the last one, and so are their log-probabilities. In float64, where rounding cannot flip a race."""
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def test_a_smaller_vocabulary_to_guess_from():
 
 
 def test_the_embedded_model_with_its_own_drafter(embedded):
-    """Real texts, real acceptance: guesses hold, and nothing changes."""
+    """Real sequences, real acceptance: draft tokens are accepted, and nothing changes."""
     from paceline.core import Request, SamplingParams
     from paceline.draft.eagle.drafter import EagleDrafter
     from paceline.draft.eagle.files import load_drafter

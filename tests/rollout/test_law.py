@@ -259,7 +259,7 @@ def test_a_race_is_decided_at_both_ends(form, bits):
 @pytest.mark.parametrize("strategy", ["neural:2", "neural:2x3/5~"])
 @pytest.mark.parametrize(("vocab", "draws"), [(256, 8192), pytest.param(VOCAB, DRAWS, marks=pytest.mark.soak)])
 def test_the_law_holds_with_speculation_on(strategy, vocab, draws):
-    """Tokens that a drafter guessed and a pass checked follow the exact distribution of the policy: the second token of
+    """Tokens that were drafted and verified follow the exact distribution of the policy: the second token of
     many answers to one prompt, against the policy's own, summed over every possible first one."""
     from paceline.core import Request, SamplingParams
     from paceline.draft.strategy import Strategy
@@ -287,6 +287,6 @@ def test_the_law_holds_with_speculation_on(strategy, vocab, draws):
     engine.choose = lambda batch: chosen
     requests = (Request(i, prompt, SamplingParams(max_tokens=2), seed=3) for i in range(draws))
     drawn = torch.tensor([c.tokens for c in engine.run(requests)])
-    assert engine.stats.drafted_sequences == draws, "every second token was checked against guesses"
+    assert engine.stats.drafted_sequences == draws, "every second token was verified against a draft"
     assert chi_square(drawn[:, 0], first.numpy()) > 1e-4
     assert chi_square(drawn[:, 1], second.numpy()) > 1e-4

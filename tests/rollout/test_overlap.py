@@ -100,7 +100,7 @@ def test_every_token_is_the_same(mostly, seed, graphs):
     same(answers(engine, requests), expected)
     is_clean(engine)
     assert len(ahead) > (5 if mostly is None else 20), "or nothing was tested"
-    assert not any(name.startswith("suffix") for name in ahead), "the host makes those guesses"
+    assert not any(name.startswith("suffix") for name in ahead), "the host drafts those"
 
 
 def test_the_tuner_is_in_charge():

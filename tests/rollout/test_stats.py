@@ -20,18 +20,18 @@ from tests.rollout.reasoner import own_drafter, problems, reasoner
 def test_metrics_tell_what_every_round_did():
     model = reasoner()
     engine = RolloutEngine(model, EngineSettings(max_batch=6), None, [SuffixDrafter(6, 1280), own_drafter(model)])
-    dice, rounds, guesses = random.Random(3), [], []
+    dice, rounds, drafted = random.Random(3), [], []
     engine.choose = lambda _: dice.choice(engine.strategies)
     engine.record = rounds.append
     observe = engine.tuner.observe
     engine.tuner.observe = lambda outcome: (  # type: ignore[method-assign]
-        guesses.extend((outcome.choice.strategy.depth, a) for a in outcome.accepted or []),
+        drafted.extend((outcome.choice.strategy.depth, a) for a in outcome.accepted or []),
         observe(outcome),
     )[1]
     before = engine.stats.snapshot()
     list(engine.run(problems(6, 40)))  # counted before, so a difference must not see them
     middle, after_first = engine.stats.snapshot(), len(rounds)
-    guesses.clear()
+    drafted.clear()
     list(engine.run([Request(100 + r.id, r.prompt, r.sampling) for r in problems(8, 60)]))
     metrics, rounds = engine.stats.since(middle).metrics(), rounds[after_first:]
 
@@ -43,10 +43,10 @@ def test_metrics_tell_what_every_round_did():
         f"rollout/rounds/{name}": n for name, n in ran.items()
     }
     assert metrics["rollout/spec_accept_length"] == sum(r.tokens for r in spec) / sum(r.batch for r in spec)
-    assert metrics["rollout/spec_accept_rate"] == sum(a for _, a in guesses) / sum(d for d, _ in guesses)
+    assert metrics["rollout/spec_accept_rate"] == sum(a for _, a in drafted) / sum(d for d, _ in drafted)
     for place in range(1, 8):
-        held = sum(a >= place for _, a in guesses)
-        assert metrics.get(f"rollout/spec_accept_at/{place}", 0.0) == held / len(guesses)
+        held = sum(a >= place for _, a in drafted)
+        assert metrics.get(f"rollout/spec_accept_at/{place}", 0.0) == held / len(drafted)
     shares = {name: metrics[f"rollout/share/{name}"] for name in ("prefill", "plain", "draft", "verify")}
     assert sum(shares.values()) == pytest.approx(1) and min(shares.values()) > 0
     plain = sum(r.seconds for r in decoded if r.strategy == "plain")

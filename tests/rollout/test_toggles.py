@@ -1,5 +1,5 @@
 """Switching speculation on and off within a rollout is free: nothing is prefilled again, what the drafter missed is
-made up in a pass or two of its own, and it guesses as well as one that was never off."""
+made up in a pass or two of its own, and it drafts as well as one that was never off."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def roll_out(model, requests, choose, batch=BATCH) -> Rollout:
     def counted(count, new, *room):
         nonlocal passes, made
         passes += 1
-        made += 0 if room else count * new  # with room for guesses: the last one
+        made += 0 if room else count * new  # with room for drafts: the last one
         return extend_cache(count, new, *room)
 
     def proposed(rows, *rest):
@@ -66,7 +66,7 @@ def roll_out(model, requests, choose, batch=BATCH) -> Rollout:
         nonlocal passes
         out.rounds.append(round)
         if round.strategy == str(DEEP):
-            out.catch_ups.append(passes - 1)  # the last one comes with the guesses in any case
+            out.catch_ups.append(passes - 1)  # the last one comes with the draft in any case
         passes = 0
 
     def passed(*_):

@@ -1,4 +1,4 @@
-"""What trees are for: more guesses hold than in the likeliest chain alone. Tokens are the same in any case."""
+"""What trees are for: more draft tokens are accepted than in the likeliest chain alone. Tokens stay the same."""
 
 from __future__ import annotations
 

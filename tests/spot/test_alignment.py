@@ -1,8 +1,8 @@
 """Features beside the right tokens, from the rollout through the buffer and training back into the rollout.
 
 The policy is one whose next token is known: a function of the last two, which it has learned. A drafter that is trained
-on the right features guesses nearly everything; one that is trained with features of one place further on or back does
-not, however well it seems to do in training.
+on the right features drafts nearly everything right; one that is trained with features of one place further
+on or back does not, however well it seems to do in training.
 """
 
 from __future__ import annotations

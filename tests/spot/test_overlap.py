@@ -91,7 +91,7 @@ def test_nothing_to_learn_from():
 
 @pytest.mark.gpu
 def test_one_worker_trains_in_the_tail_and_writes_what_it_would_have_written(tmp_path):
-    """In float32 and with a policy that stands still, so that a different guess changes no token."""
+    """In float32 and with a policy that stands still, so that a different draft changes no token."""
     words = ["steps=3", "cluster.workers=1", "rollout.prompts=4", "rollout.samples=4", "rollout.max_tokens=400"]
     words += [
         "model.dtype=float32",

@@ -52,7 +52,7 @@ def test_what_the_buffer_gives_back_is_what_the_policy_thought(spot):
 
 
 def test_learns_a_policy_whose_next_token_is_known_and_publishes_it(spot):
-    """Off by one anywhere between tokens and features, and the right guess could not be known."""
+    """Off by one anywhere between tokens and features, and the right draft token could not be known."""
     before = spot.evaluate()
     stats = spot.train(rounds(120))
     old, new, _ = spot.evaluate()
@@ -151,6 +151,6 @@ def test_steps_do_not_shrink_where_that_saves_no_time(spot):
 
 def test_expected_accept_length_of_a_drafter_that_knows_and_of_one_that_does_not(spot):
     texts = lay_out(spot.buffer.samples)
-    guess = 1 + sum((1 / 48) ** k for k in (1, 2, 3))
+    chance = 1 + sum((1 / 48) ** k for k in (1, 2, 3))
     spot.drafter.norm.data.zero_()  # every token is as likely as any other
-    assert expected_accept_length(spot.drafter, texts, 3) == pytest.approx(guess, abs=0.02)
+    assert expected_accept_length(spot.drafter, texts, 3) == pytest.approx(chance, abs=0.02)

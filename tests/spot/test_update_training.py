@@ -46,11 +46,11 @@ def own_clock(monkeypatch):
 
 
 @pytest.mark.usefixtures("own_clock")
-@pytest.mark.parametrize("guesses", ["all tokens", "some"])
-def test_a_drafter_that_begins_untrained_learns_and_goes_on_after_a_resume(tmp_path, monkeypatch, guesses):
-    if guesses == "some":
+@pytest.mark.parametrize("drafted", ["all tokens", "some"])
+def test_a_drafter_that_begins_untrained_learns_and_goes_on_after_a_resume(tmp_path, monkeypatch, drafted):
+    if drafted == "some":
         monkeypatch.setattr("paceline.draft.eagle.vocabulary.LARGE", 100)
-        monkeypatch.setattr("paceline.draft.eagle.vocabulary.GUESSABLE", 100)
+        monkeypatch.setattr("paceline.draft.eagle.vocabulary.DRAFT_VOCAB", 100)
     config = load_config(None, [*WORDS, f"run_dir={tmp_path / 'run'}"])
     run, rows = train(config)
     told = [row for row in rows if "drafter/expected_accept_after" in row]
@@ -72,7 +72,7 @@ def test_a_drafter_that_begins_untrained_learns_and_goes_on_after_a_resume(tmp_p
     worker = resumed.cluster.transport.worker
     trained = load_drafter(newest / "drafter", worker.model)
     assert torch.equal(worker.drafter.model.fc, trained.fc)
-    assert (trained.vocab is None) == (guesses == "all tokens")
+    assert (trained.vocab is None) == (drafted == "all tokens")
     untrained = EagleModel(worker.model, trained.shape).init_weights(config.seed)
     resumed.close()
     assert not torch.equal(trained.fc, untrained.fc)

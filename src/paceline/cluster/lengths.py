@@ -12,14 +12,14 @@ WEIGHT = 0.3  # of the newest answers in a moving average: the policy changes
 
 
 class Lengths:
-    def __init__(self, guess: float):
-        """`guess` stands for everything as long as nothing is known."""
-        self.guess = guess
+    def __init__(self, prior: float):
+        """`prior` is the length expected of everything as long as nothing is known."""
+        self.prior = prior
         self._same: dict[bytes, float] = {}
         self._similar: dict[int, float] = {}
 
     def expect(self, prompt: tuple[int, ...]) -> float:
-        return self._same.get(_digest(prompt), self._similar.get(_size(prompt), self.guess))
+        return self._same.get(_digest(prompt), self._similar.get(_size(prompt), self.prior))
 
     def learn(self, prompt: tuple[int, ...], lengths: Sequence[int]) -> None:
         if not lengths:
@@ -28,7 +28,7 @@ class Lengths:
         key = _digest(prompt)
         self._same[key] = _moved(self._same.pop(key, mean), mean)
         self._similar[_size(prompt)] = _moved(self._similar.get(_size(prompt), mean), mean)
-        self.guess = _moved(self.guess, mean)
+        self.prior = _moved(self.prior, mean)
         if len(self._same) > KEPT:
             self._same.pop(next(iter(self._same)))
 

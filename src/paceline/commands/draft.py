@@ -91,7 +91,9 @@ def eval_command(name: str, model: str, task: str, prompts: int, overrides: list
     for temperature in (0.0, 0.6, 1.0):
         row = measure_acceptance(config, policy, tokenizer, drafter, prompts, temperature)
         rows.append(row)
-        by_depth.add_row(f"{temperature}", f"{row['accept_length']:.2f}", *(f"{rate:.2f}" for rate in row["holds"]))
+        by_depth.add_row(
+            f"{temperature}", f"{row['accept_length']:.2f}", *(f"{rate:.2f}" for rate in row["accept_rates"])
+        )
     console.print(f"accept length with chains of {DEPTH} draft tokens, and the acceptance rate at each depth")
     console.print(by_depth)
     by_position = Table("position in the answer", *(f"T = {r['temperature']}" for r in rows), box=None)

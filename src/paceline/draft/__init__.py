@@ -1,1 +1,1 @@
-"""Guessing ahead: drafters, the strategies that use them, and the tuner that picks one."""
+"""Drafting: drafters, the strategies that use them, and the tuner that picks one."""

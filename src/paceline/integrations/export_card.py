@@ -45,7 +45,7 @@ def digest(folder: Path) -> str:
 
 def drafter_card(source: Source, d: ExportedDrafter, form: str, out: Path, measured: Measured | None, sha: str) -> str:
     c, window = d.policy, d.config["paceline"]["window"]
-    guessable = "every token" if not d.maps else f"{d.config['draft_vocab_size']:,} of {c.vocab_size:,} tokens"
+    drafted = "every token" if not d.maps else f"{d.config['draft_vocab_size']:,} of {c.vocab_size:,} tokens"
     head = "of its own" if d.config["paceline"]["head"] == "own" else "the policy's"
     step = f" after {source.step} steps of the run `{source.run}`" if source.run else ""
     return "\n".join(
@@ -53,9 +53,9 @@ def drafter_card(source: Source, d: ExportedDrafter, form: str, out: Path, measu
             _front(d.policy_name, ["eagle3", "speculative-decoding", "paceline"]),
             "# A drafter in EAGLE-3 form",
             "",
-            f"It guesses ahead for one policy, `{d.policy_name}`{step}.",
-            "The policy checks every guess, so what is written stays the policy's. For another policy it guesses",
-            "badly, which costs speed only.",
+            f"It drafts for one policy, `{d.policy_name}`{step}.",
+            "The policy verifies every draft token, so completions stay the policy's. For another policy few draft",
+            "tokens are accepted, which costs speed only.",
             "",
             "| | |",
             "|---|---|",
@@ -63,12 +63,12 @@ def drafter_card(source: Source, d: ExportedDrafter, form: str, out: Path, measu
             f"{c.vocab_size:,} tokens |",
             f"| its weights | sha256 `{sha}` (all .safetensors files in order) |",
             f"| features | what enters layers {', '.join(map(str, d.taps))} |",
-            f"| guesses | {guessable}; head: {head} |",
+            f"| draft vocabulary | {drafted}; head: {head} |",
             f"| positions | {c.max_positions:,}, as the policy |",
             f"| window | {window:,} tokens |",
             f"| precision | {d.config['dtype']} |",
             "",
-            "## Tokens per check",
+            "## Accept length",
             "",
             *_accept_length(source, measured),
             "",
@@ -116,21 +116,21 @@ def _accept_length(source: Source, measured: Measured | None) -> list[str]:
         seen = "which training has not seen" if measured.unseen else "some of which training may have seen"
         lines = [
             f"Measured by Paceline's engine on {measured.prompts} prompts of {measured.task}, {seen},",
-            f"with chains of {measured.depth} guesses; the token that the policy adds itself is counted.",
+            f"with chains of {measured.depth} draft tokens; the bonus token is counted.",
             "",
-            "| temperature | tokens per check |",
+            "| temperature | accept length |",
             "|---|---|",
         ]
         return lines + [f"| {row['temperature']:g} | {row['accept_length']:.2f} |" for row in measured.rows]
     rows = [row for row in _rows(source) if "rollout/spec_accept_length" in row][-LAST_STEPS:]
-    checks = sum(row.get("rollout/spec_rounds", 0) for row in rows)
-    if source.drafter_of_run and source.config and checks:
-        mean = sum(row["rollout/spec_accept_length"] * row["rollout/spec_rounds"] for row in rows) / checks
+    rounds = sum(row.get("rollout/spec_rounds", 0) for row in rows)
+    if source.drafter_of_run and source.config and rounds:
+        mean = sum(row["rollout/spec_accept_length"] * row["rollout/spec_rounds"] for row in rows) / rounds
         return [
-            f"| temperature | tokens per check |\n|---|---|\n| {source.config.rollout.temperature:g} | {mean:.2f} |",
+            f"| temperature | accept length |\n|---|---|\n| {source.config.rollout.temperature:g} | {mean:.2f} |",
             "",
-            f"From the last {len(rows)} steps of the run, with the ways of guessing that its tuner chose, guesses from",
-            "earlier answers among them. `paceline export --measure` measures the drafter alone.",
+            f"From the last {len(rows)} steps of the run, with the strategies that its tuner chose, the suffix",
+            "drafter's among them. `paceline export --measure` measures this drafter alone.",
         ]
     return ["Not measured: `paceline export --measure` does it."]
 
@@ -175,8 +175,8 @@ def _serving(d: ExportedDrafter, form: str, out: Path) -> list[str]:
         told = {"sglang": "the command above says so"}.get(form, "`sliding_window` in the config says so")
         lines += [
             "",
-            f"A guess looks back on {window:,} tokens, because that is how it was trained: {told}. An engine that",
-            "ignores it lets guesses look back on everything, and in texts longer than that fewer of them hold.",
+            f"It attends to the last {window:,} tokens, because that is how it was trained: {told}. An engine that",
+            "ignores it lets it attend to everything, and in longer sequences fewer draft tokens are accepted.",
         ]
     return lines
 

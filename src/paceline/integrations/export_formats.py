@@ -31,15 +31,15 @@ class ExportedDrafter:
     policy_name: str
     """What engines call the policy."""
     depth: int
-    """Guesses per check that are proposed to the engine."""
+    """Draft tokens per round that are proposed to the engine."""
     config: dict[str, Any]
     """Paceline's own config.json."""
     tensors: dict[str, Tensor]
     """What was learned; a head only if it is not the policy's."""
     maps: dict[str, Tensor]
-    """d2t and t2d; empty if every token can be guessed."""
+    """d2t and t2d; empty if every token can be drafted."""
     policy_rows: Tensor
-    """The rows of the policy's head that belong to the tokens that can be guessed."""
+    """The rows of the policy's head that belong to the draft vocabulary."""
 
     @property
     def window(self) -> int | None:

@@ -78,7 +78,7 @@ class Drafter:
         self, prompts: Sequence[Prompt], *, temperature: float = 1.0, max_tokens: int = 512, seed: int = 1
     ) -> dict[str, Any]:
         """How many of its draft tokens are accepted on these prompts: `accept_length` is tokens per round with chains
-        of seven, the bonus token counted, `holds` the accepted share of those that were reached, by depth."""
+        of seven, the bonus token counted, `accept_rates` the accepted share of those that were reached, by depth."""
         return count_accepted(self.neural, _requests(self.tokenizer, prompts, 1, temperature, max_tokens, seed))
 
     def save(self, folder: str | Path) -> Path:

@@ -112,6 +112,6 @@ def count_accepted(drafter: EagleModel, requests: Sequence[Request], depth: int 
             lengths[place].append(gained)
     return {
         "accept_length": round(engine.stats.accept_length, 3),
-        "holds": [round(accepted[d] / max(1, reached[d]), 3) for d in range(depth)],
+        "accept_rates": [round(accepted[d] / max(1, reached[d]), 3) for d in range(depth)],
         "by_position": [round(sum(n) / len(n), 3) if n else None for n in lengths],
     }

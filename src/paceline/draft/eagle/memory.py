@@ -11,7 +11,7 @@ from paceline.draft.base import DrafterMemory, MemoryRequest
 from paceline.draft.eagle.checkpoint import WINDOW
 from paceline.draft.eagle.files import find_drafter
 from paceline.draft.eagle.model import NEW_WINDOW, DrafterShape, EagleModel
-from paceline.draft.eagle.vocabulary import guessable
+from paceline.draft.eagle.vocabulary import draft_vocab_size
 from paceline.errors import UserError
 from paceline.files import reading
 from paceline.model.config import DecoderConfig
@@ -46,7 +46,7 @@ def plan_memory(request: MemoryRequest) -> DrafterMemory | None:
 def _sizes(name: str | None, model_path: str, shape: DecoderConfig) -> tuple[int, int, int] | None:
     """Intermediate size, window and tokens that can be drafted; None if there is no drafter."""
     if name == "new":
-        return shape.intermediate_size, NEW_WINDOW, guessable(shape.vocab_size)
+        return shape.intermediate_size, NEW_WINDOW, draft_vocab_size(shape.vocab_size)
     folder = find_drafter(name, model_path)
     if folder is None:
         return None

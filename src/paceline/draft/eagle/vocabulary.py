@@ -18,19 +18,19 @@ from torch import Tensor
 from paceline.model.decoder import Decoder
 
 LARGE = 65536
-GUESSABLE = 32768  # of a large one, unless completions show that fewer are enough
+DRAFT_VOCAB = 32768  # of a large one, unless completions show that fewer are enough
 LEAST, STEP = 8192, 1024
 """Of a 7B's drafter, the head with so few is a tenth of what it reads: fewer would save little."""
 RARE = 0.005  # share of sampled tokens that need not be proposed: the smaller head saves more than these rounds cost
 LAST = 2560  # tokenizers have their special tokens at the end, before what pads the matrix
 
 
-def guessable(vocab_size: int, wanted: int | None = None, written: Counter[int] | None = None) -> int:
+def draft_vocab_size(vocab_size: int, wanted: int | None = None, written: Counter[int] | None = None) -> int:
     """How many tokens: as many as are wanted, by default all; of very many, as many as what was `written` shows to be
     enough."""
     if wanted or vocab_size <= LARGE:
         return min(vocab_size, wanted or vocab_size)
-    return enough(written) if written else GUESSABLE
+    return enough(written) if written else DRAFT_VOCAB
 
 
 def enough(written: Counter[int]) -> int:
@@ -38,14 +38,14 @@ def enough(written: Counter[int]) -> int:
     often as what was written once (Good and Turing); if that is too often, too little was written to tell."""
     spare = RARE * written.total() - sum(times == 1 for times in written.values())
     if spare < 0:
-        return GUESSABLE
+        return DRAFT_VOCAB
     count = len(written)
     for times in sorted(written.values()):
         spare -= times
         if spare < 0:
             break
         count -= 1
-    return min(GUESSABLE, max(LEAST, -(-count // STEP) * STEP))
+    return min(DRAFT_VOCAB, max(LEAST, -(-count // STEP) * STEP))
 
 
 def choose_tokens(policy: Decoder, wanted: int | None = None, written: Iterable[int] = ()) -> Tensor | None:
@@ -53,10 +53,10 @@ def choose_tokens(policy: Decoder, wanted: int | None = None, written: Iterable[
     the special ones at the end of the vocabulary, and the first, which tokenizers learn from the most frequent texts.
     None for all."""
     size = policy.config.vocab_size
-    if guessable(size, wanted) == size:
+    if draft_vocab_size(size, wanted) == size:
         return None
     seen = Counter(written)
-    count = guessable(size, wanted, seen)
+    count = draft_vocab_size(size, wanted, seen)
     frequent = (token for token, _ in seen.most_common())
     others = chain(policy.config.eos_ids, range(size - min(LAST, count // 4), size), range(size))
     chosen = islice(dict.fromkeys(chain(frequent, others)), count)
