@@ -34,7 +34,7 @@ GEOMETRY = {
     "100m": (12, 768, 12, 4, 3072, 512, False),
     "tiny": (7, 64, 4, 2, 128, 512, False),
 }  # fmt: skip
-ROOM = 64  # slots behind the context that a round may write to
+LOOKAHEAD_SLOTS = 64  # slots after the context that a round may write to
 
 
 def config_of(name: str, longest: int) -> DecoderConfig:
@@ -151,8 +151,9 @@ class Bench:
         self.sequences.clear()
         for row in range(batch):
             tokens = dice.integers(vocab, size=context + 1).tolist()
-            seq = Sequence.of(Request(row, tuple(tokens), SamplingParams(max_tokens=ROOM)))
-            seq.pages, seq.slot = engine.pool.take(engine.pool.needed(context + ROOM)), row + 1
+            seq = Sequence.of(Request(row, tuple(tokens), SamplingParams(max_tokens=LOOKAHEAD_SLOTS)))
+            seq.pages = engine.pool.take(engine.pool.needed(context + LOOKAHEAD_SLOTS))
+            seq.slot = row + 1
             engine.rows.put(row, seq)
             engine.rows.context[row] = context
             self.sequences.append(seq)
@@ -208,16 +209,17 @@ def chain(tokens: int) -> Strategy:
 
 
 def use_table(file: str) -> None:
-    """Instead of the shipped one, or none: then cuBLAS makes all products."""
+    """Instead of the shipped one, or none: then cuBLAS makes all matmuls. Attention keeps the shipped tiles that the
+    file does not name."""
     if file == "none":
         matmul.MATMUL_TILES = {}
         return
     from paceline.kernels import paged_attention_triton as attention
 
     matmul.MATMUL_TILES = matmul.read_matmul_tiles(Path(file))
-    attention.ATTENTION_TILES = attention.read_attention_tiles(Path(file))
+    attention.ATTENTION_TILES = attention.ATTENTION_TILES | attention.read_attention_tiles(Path(file))
 
 
 def pages_for(batch: int, context: int) -> int:
     """More than a page for each place at the size of a GPU's pages; a CPU's are larger, and so needs fewer."""
-    return batch * ((context + ROOM) // 64 + 2) + 2
+    return batch * ((context + LOOKAHEAD_SLOTS) // 64 + 2) + 2

@@ -36,7 +36,7 @@ from paceline.model import Decoder
 from paceline.rollout.runner import PassRows
 from passes import (
     GEOMETRY,
-    ROOM,
+    LOOKAHEAD_SLOTS,
     Bench,
     Clock,
     FixedDrafter,
@@ -224,9 +224,11 @@ def capture_all(model: Decoder, most: int) -> dict[str, Any]:
     """Every graph that the default strategies can need up to a batch size: seconds and memory."""
     drafter = randomize(EagleModel(model))
     strategies = default_strategies(["suffix", EagleDrafter.name])
-    context = drafter.shape.window + ROOM
+    context = drafter.shape.window + LOOKAHEAD_SLOTS
     clock = Clock(model.device, 1)
-    bench = Bench(model, clock, most, context + ROOM, pages_for(most, context), [EagleDrafter(drafter)], strategies)
+    bench = Bench(
+        model, clock, most, context + LOOKAHEAD_SLOTS, pages_for(most, context), [EagleDrafter(drafter)], strategies
+    )
     runner, started = bench.engine.runner, time.perf_counter()
     for batch in runner.ladder:
         bench.seat(batch, context)
@@ -314,7 +316,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     for name in ("batch", "verify", "draft_batch", "window", "prefetch"):
         setattr(args, name, [int(x) for x in getattr(args, name).split(",") if x])
     args.profile = [tuple(map(int, p.split("x"))) for p in args.profile.split(",") if p]
-    args.longest = max(args.context, args.long) + ROOM
+    args.longest = max(args.context, args.long) + LOOKAHEAD_SLOTS
     kernels.pdl = args.pdl
     if args.tiles:
         use_table(args.tiles)

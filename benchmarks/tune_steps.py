@@ -176,9 +176,9 @@ class Steps:
     def __init__(self, geometry: str, rows: int, context: int, device: torch.device, repeat: int):
         self.clock = Clock(device, repeat)
         self.rows = rows
-        self.model = make_model(config_of(geometry, context + passes.ROOM), device)
+        self.model = make_model(config_of(geometry, context + passes.LOOKAHEAD_SLOTS), device)
         pages = pages_for(rows, context)
-        self.benches = [Bench(self.model, self.clock, rows, context + passes.ROOM, pages) for _ in range(2)]
+        self.benches = [Bench(self.model, self.clock, rows, context + passes.LOOKAHEAD_SLOTS, pages) for _ in range(2)]
         self.tiles: list[Tiles] = [{}, {}]
         for bench in self.benches:
             bench.seat(rows, context)
@@ -247,7 +247,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.tiles:
         passes.use_table(args.tiles)
     started, shipped = time.perf_counter(), matmul.MATMUL_TILES | attention.ATTENTION_TILES
-    config = config_of(args.geometry, args.context + passes.ROOM)
+    config = config_of(args.geometry, args.context + passes.LOOKAHEAD_SLOTS)
     tried = to_try(config, args.rows, args.context, args.workers, args.only)
     print(f"{len(tried)} tiles to try, compiled in {time.perf_counter() - started:.0f} s", flush=True)
 

@@ -7,7 +7,6 @@ Imported only where a GPU runs: machines without one need no Triton.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from torch import Tensor
 from paceline.kernels.device import num_sms, use_pdl
 from paceline.kernels.hopper.matmul import TILES_FILE
 from paceline.kernels.hopper.pdl_triton import wait_for_predecessor
+from paceline.kernels.hopper.tile_files import read_tile_file
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -39,7 +39,7 @@ class AttentionTile:
 
 
 def read_attention_tiles(file: Path) -> dict[str, AttentionTile]:
-    return {name: AttentionTile(**tile) for name, tile in json.loads(file.read_text())["attention"].items()}
+    return {name: AttentionTile(**tile) for name, tile in read_tile_file(file)["attention"].items()}
 
 
 ATTENTION_TILES = read_attention_tiles(TILES_FILE)

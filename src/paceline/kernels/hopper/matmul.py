@@ -7,7 +7,6 @@ rounded. Weights are [out, in], as in checkpoints.
 from __future__ import annotations
 
 import functools
-import json
 from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from paceline.kernels.constants import constant
 from paceline.kernels.fused import has_kernels
+from paceline.kernels.hopper.tile_files import read_tile_file
 
 ROW_BUCKETS = (1, 8, 16, 32, 64, 112, 128, 176)
 """Numbers of rows that tiles are tuned for; others use the next larger one. A single row needs no tensor cores, powers
@@ -66,7 +66,7 @@ TUNED_CAPABILITY = (9, 0)
 
 
 def read_matmul_tiles(file: Path) -> TileTable:
-    entries = json.loads(file.read_text())["tiles"]
+    entries = read_tile_file(file)["tiles"]
     return {(e["rows"], e["out"], e["in"]): Tile(**e["tile"]) for e in entries}
 
 
