@@ -1,9 +1,10 @@
-"""What helps a drafter to learn quickly: ways to train one from nothing, with the same work, on the same answers.
+"""What helps a drafter to learn quickly: training settings for a new one, with the same work, on the same completions.
 
     python benchmarks/draft_training.py --model embedded --tokens 300000
 
-Work is counted in tokens times draft tokens in a row, five of which count as one token. What comes out is the expected
-accept length on answers that nobody trained on, with chains of seven, after each quarter. The last line is JSON.
+Work is counted in tokens times depth / 5, where depth is the number of draft tokens in a row that are trained. Printed
+is the expected accept length on held-out completions, with chains of seven, after each quarter of the work. The last
+line is JSON.
 """
 
 from __future__ import annotations
@@ -31,20 +32,22 @@ RUNS = 5
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """How a drafter is trained."""
 
     step_tokens: int
     first_runs: int | None = None
-    takes_after: bool = False
+    from_last_layer: bool = False
     """Whether it begins with weights of the policy's last layer."""
 
     def __str__(self) -> str:
         first = f", {self.first_runs} draft tokens at first" if self.first_runs else ""
-        return f"steps of {self.step_tokens} tokens{first}{', from the last layer' if self.takes_after else ''}"
+        return f"steps of {self.step_tokens} tokens{first}{', from the last layer' if self.from_last_layer else ''}"
 
 
-WAYS = [Way(2048), Way(512), Way(512, takes_after=True), Way(512, 2), Way(512, 2, True)]
+VARIANTS = [
+    Variant(2048), Variant(512), Variant(512, from_last_layer=True), Variant(512, 2), Variant(512, 2, True),
+]  # fmt: skip
 
 
 def main() -> None:
@@ -57,44 +60,48 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=128)
     args = parser.parse_args()
     policy = load_model(args.model, device=choose_device("auto"))
-    texts = make_texts(args, policy)
+    sequences = make_sequences(args, policy)
     rows = []
-    for way in WAYS:
-        rows.append({"way": str(way)} | train(args, policy, texts, way))
+    for variant in VARIANTS:
+        rows.append({"variant": str(variant)} | train(args, policy, sequences, variant))
         r = rows[-1]
-        shown = " ".join(f"{n:.2f}" for n in r["tokens_per_check"])
-        print(f"{r['way']:<60} {r['steps']:>5} steps {r['seconds']:>6.0f} s  accept length {shown}", flush=True)
+        shown = " ".join(f"{n:.2f}" for n in r["accept_length"])
+        print(f"{r['variant']:<60} {r['steps']:>5} steps {r['seconds']:>6.0f} s  accept length {shown}", flush=True)
     where = torch.cuda.get_device_name() if policy.device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(json.dumps({"device": where, "settings": vars(args), "rows": rows}))
 
 
-def make_texts(args: argparse.Namespace, policy: Decoder) -> list[TokenSequence]:
+def make_sequences(args: argparse.Namespace, policy: Decoder) -> list[TokenSequence]:
     tokenizer, task = load_tokenizer(args.model), Countdown(args.difficulty, "search", seed=3)
     sampling = SamplingParams(max_tokens=args.max_tokens, stop_token_ids=tokenizer.eos_ids)
     prompts = (tuple(tokenizer.encode_prompt(task.sample(i // 2).prompt)) for i in range(args.answers))
     return generate_sequences(policy, [Request(i, prompt, sampling) for i, prompt in enumerate(prompts)])
 
 
-def train(args: argparse.Namespace, policy: Decoder, texts: list[TokenSequence], way: Way) -> dict[str, Any]:
+def train(
+    args: argparse.Namespace, policy: Decoder, sequences: list[TokenSequence], variant: Variant
+) -> dict[str, Any]:
     drafter = new_drafter(policy, args.window, seed=0)
-    if not way.takes_after:
+    if not variant.from_last_layer:
         drafter = EagleModel(policy, DrafterShape(policy.config.intermediate_size, args.window)).init_weights(0)
-    kept = len(texts) // 12
-    judged = read_sequences(drafter, texts[:kept])
-    settings = TrainSettings(lr=suitable_rate(policy), first_runs=way.first_runs)
+    held_out = len(sequences) // 12
+    evaluated = read_sequences(drafter, sequences[:held_out])
+    settings = TrainSettings(lr=suitable_rate(policy), first_runs=variant.first_runs)
     trainer, dice, work = DrafterTrainer(drafter, settings), random.Random(0), 0.0
     reached: list[float] = []
     started = time.perf_counter()
     while work < args.tokens:
-        for batch in batches(texts[kept:], way.step_tokens, dice.shuffle, lambda text: len(text[0])):
+        for batch in batches(
+            sequences[held_out:], variant.step_tokens, dice.shuffle, lambda sequence: len(sequence[0])
+        ):
             _, agree = trainer.step(read_sequences(drafter, batch), work / args.tokens)
             work += sum(len(tokens) for tokens, _ in batch) * len(agree) / RUNS
             if work > args.tokens * (len(reached) + 1) / 4:
                 trainer.publish()
-                reached.append(round(expected_accept_length(drafter, judged, DEPTH), 3))
+                reached.append(round(expected_accept_length(drafter, evaluated, DEPTH), 3))
             if work >= args.tokens:
                 break
-    return {"steps": trainer.steps, "seconds": time.perf_counter() - started, "tokens_per_check": reached}
+    return {"steps": trainer.steps, "seconds": time.perf_counter() - started, "accept_length": reached}
 
 
 if __name__ == "__main__":

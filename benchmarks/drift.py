@@ -9,7 +9,7 @@ The same run is made four times from the same start, with the same prompts:
     warm-frozen     the drafter beside the model, as it is
     warm-adaptive   the same, trained beside the update
 
-Guesses come from the neural drafter alone. MODEL is `embedded`, or a folder made on a GPU with
+Draft tokens come from the neural drafter alone. MODEL is `embedded`, or a folder made on a GPU with
 
     python benchmarks/make_reasoner.py --preset 100m --minutes 2.6 --out MODEL
     paceline draft train --model MODEL --minutes 0.8 --answers 3000 --window 128 --out MODEL/drafter \\

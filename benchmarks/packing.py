@@ -1,10 +1,11 @@
-"""Training a drafter on packed answers against the same answers padded to the longest of their batch.
+"""Training a drafter on packed completions against the same completions padded to the longest of their batch.
 
     python benchmarks/packing.py --answers 128 --per-batch 4,8,16
 
-The model answers Countdown problems, so lengths have the tail that they have in a run. Both ways take the same answers
-in the same batches: end to end in one row, or each padded to the longest. They take turns, --repeat times over all
-batches; figures are medians of useful tokens/s, those of prompts and answers and not of padding. The last line is JSON.
+The model answers Countdown problems, so lengths have the tail that they have in a run. Both layouts take the same
+completions in the same batches: end to end in one row, or each padded to the longest. They alternate, --repeat
+times over all batches; figures are medians of useful tokens/s, those of prompts and completions and not of padding. The
+last line is JSON.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ def main() -> None:
     p50, p90, p99 = np.percentile(lengths, [50, 90, 99])
     print(f"{len(samples)} answers with their prompts: tokens p50 {p50:.0f}, p90 {p90:.0f}, p99 {p99:.0f}, "
           f"max {max(lengths)}, together {sum(lengths):,}")  # fmt: skip
-    print(f"{'answers':>7}  {'places':>8}  {'packed':>8}  {'padded':>8}  {'ratio':>6}  range")
-    print(f"{'a batch':>7}  {'padded':>8}  {'tokens/s':>8}  {'tokens/s':>8}")
+    print(f"{'answers':>7}  {'positions':>9}  {'packed':>8}  {'padded':>8}  {'ratio':>6}  range")
+    print(f"{'a batch':>7}  {'padded':>9}  {'tokens/s':>8}  {'tokens/s':>8}")
     rows = []
     for size in map(int, args.per_batch.split(",")):
         row = measure(args, drafter, [samples[i : i + size] for i in range(0, len(samples), size)])
         rows.append({"per_batch": size} | row)
         low, high = row["ratio_range"]
-        print(f"{size:>7}  {row['places']:>8,}  {row['packed_tok_s']:>8,.0f}  {row['padded_tok_s']:>8,.0f}  "
+        print(f"{size:>7}  {row['positions']:>9,}  {row['packed_tok_s']:>8,.0f}  {row['padded_tok_s']:>8,.0f}  "
               f"{row['ratio']:>6.2f}  {low:.2f} to {high:.2f}", flush=True)  # fmt: skip
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(json.dumps({"model": args.model, "device": name, "answers": len(samples), "tokens": sum(lengths),
@@ -71,7 +72,7 @@ def main() -> None:
 
 
 def make_samples(args: argparse.Namespace, drafter: EagleModel) -> list[FeatureSample]:
-    """Answers of the policy to the default task, with what it thought of them, in no order."""
+    """Completions of the policy to the default task with its features, in random order."""
     config, policy, tokenizer = load_config(), drafter.policy, load_tokenizer(args.model)
     style = choose_style(config.task.style, policy.config.hf, bool(tokenizer.hf.chat_template))
     task = make_task(config.task.model_copy(update={"problems": None}), config.seed + UNSEEN, style)
@@ -81,25 +82,25 @@ def make_samples(args: argparse.Namespace, drafter: EagleModel) -> list[FeatureS
     samples = []
     for done in engine.run(Request(i, prompt, sampling) for i, prompt in enumerate(prompts)):
         prompt = len(done.request.prompt)
-        texts = read_sequences(drafter, [([*done.request.prompt, *done.tokens], prompt)])
-        samples.append(FeatureSample(texts.tokens.int(), prompt, texts.features, texts.hidden).on_host())
+        sequence = read_sequences(drafter, [([*done.request.prompt, *done.tokens], prompt)])
+        samples.append(FeatureSample(sequence.tokens.int(), prompt, sequence.features, sequence.hidden).on_host())
     random.Random(0).shuffle(samples)  # they come in the order in which they finish, the short ones first
     return samples
 
 
 def measure(args: argparse.Namespace, drafter: EagleModel, batches: list[list[FeatureSample]]) -> dict[str, Any]:
     trainer = DrafterTrainer(drafter, TrainSettings(lr=suitable_rate(drafter.policy), runs=args.runs))
-    ways = {"packed": lay_out, "padded": padded_texts}
-    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    layouts = {"packed": lay_out, "padded": padded_sequences}
+    speeds: dict[str, list[float]] = {name: [] for name in layouts}
     useful = sum(len(s) for batch in batches for s in batch)
-    for way in ways.values():
-        seconds(trainer, batches[:1], way)  # kernels and memory
+    for layout in layouts.values():
+        seconds(trainer, batches[:1], layout)  # kernels and memory
     for turn in range(args.repeat):
-        for name in list(ways)[:: 1 if turn % 2 else -1]:
-            speeds[name].append(useful / seconds(trainer, batches, ways[name]))
+        for name in list(layouts)[:: 1 if turn % 2 else -1]:
+            speeds[name].append(useful / seconds(trainer, batches, layouts[name]))
     ratios = [a / b for a, b in zip(speeds["packed"], speeds["padded"], strict=True)]
     return {
-        "places": sum(len(batch) * max(map(len, batch)) for batch in batches),
+        "positions": sum(len(batch) * max(map(len, batch)) for batch in batches),
         "packed_tok_s": round(statistics.median(speeds["packed"]), 1),
         "padded_tok_s": round(statistics.median(speeds["padded"]), 1),
         "ratio": round(statistics.median(ratios), 3),
@@ -108,16 +109,18 @@ def measure(args: argparse.Namespace, drafter: EagleModel, batches: list[list[Fe
 
 
 def seconds(
-    trainer: DrafterTrainer, batches: list[list[FeatureSample]], way: Callable[[list[FeatureSample]], PackedSequences]
+    trainer: DrafterTrainer,
+    batches: list[list[FeatureSample]],
+    layout: Callable[[list[FeatureSample]], PackedSequences],
 ) -> float:
     """One training step on each batch. A step reads its loss, so it is over when it returns."""
     started = time.perf_counter()
     for batch in batches:
-        trainer.step(way(batch))
+        trainer.step(layout(batch))
     return time.perf_counter() - started
 
 
-def padded_texts(samples: list[FeatureSample]) -> PackedSequences:
+def padded_sequences(samples: list[FeatureSample]) -> PackedSequences:
     """Every sample as long as the longest. Nothing is learned from padding, so the loss is that of packed samples."""
     longest = max(map(len, samples))
     padded = [
@@ -129,9 +132,9 @@ def padded_texts(samples: list[FeatureSample]) -> PackedSequences:
         )
         for s in samples
     ]
-    texts = lay_out(padded)
-    texts.learn &= torch.cat([torch.arange(longest) + 1 < len(s) for s in samples])
-    return texts
+    sequences = lay_out(padded)
+    sequences.learn &= torch.cat([torch.arange(longest) + 1 < len(s) for s in samples])
+    return sequences
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 The lengths of a first plain run of ours are then given to everybody, so that all write equally much: `generate` pads
 the batch and runs until the longest is done, continuous batching lets requests leave one by one. A peer that is not
 done after --cap seconds is stopped. Then the ratio is at least the cap over our own time, which is what is reported;
-for `generate` also what it would have taken at the pace of its last steps. The last line is JSON.
+for `generate` also the seconds that it would have taken, with its last 50 steps as the measure of a step. The last line
+is JSON.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ def main() -> None:
     shown = sorted(lengths)
     p50, p99 = (shown[int(q * (len(shown) - 1))] for q in (0.5, 0.99))
     print(f"{len(lengths)} answers, {sum(lengths):,} tokens: p50 {p50}, p99 {p99}, longest {shown[-1]}", flush=True)
-    for way, r in ours.items():
-        print(f"{way:<12} {r['seconds']:8.2f} s  {r['tok_s']:9,.0f} tokens/s", flush=True)
+    for mode, r in ours.items():
+        print(f"{mode:<12} {r['seconds']:8.2f} s  {r['tok_s']:9,.0f} tokens/s", flush=True)
     peers = run_peers(args, prompts, lengths, device)
     for name, peer in peers.items():
-        for way in ours:
-            peer[f"ratio_{way}"] = round(peer["seconds"] / ours[way]["seconds"], 2)
+        for mode in ours:
+            peer[f"ratio_{mode}"] = round(peer["seconds"] / ours[mode]["seconds"], 2)
         end = "when it ran out of memory" if peer.get("out_of_memory") else "when it was stopped"
         done = "" if peer["finished"] else f", not finished: {peer['tokens']:,} tokens {end}"
         least = "" if peer["finished"] else "at least "
@@ -91,7 +92,7 @@ def make_prompts(args: argparse.Namespace) -> Prompts:
 
 
 def run_ours(args: argparse.Namespace, prompts: Prompts, device: torch.device) -> tuple[dict[str, Any], list[int]]:
-    """Seconds of both ways, in turns, and how long the answers are."""
+    """Seconds of both modes, interleaved, and the lengths of the completions."""
     model, eos = load_model(args.model, device=device), load_tokenizer(args.model).eos_ids
     longest = min(model.config.max_positions, max(map(len, prompts)) + args.max_tokens)
     kv = int(args.kv_gb * 1e9) if device.type == "cuda" else None
@@ -106,20 +107,20 @@ def run_ours(args: argparse.Namespace, prompts: Prompts, device: torch.device) -
     lengths = [n for _, n in sorted((c.request.id, len(c.tokens)) for c in done)]
     fixed = [SamplingParams(max_tokens=n, min_tokens=n, stop_token_ids=eos) for n in lengths]
     requests = [Request(i, prompt, s) for i, (prompt, s) in enumerate(zip(prompts, fixed, strict=True))]
-    seconds: dict[str, list[float]] = {way: [] for way in engines}
+    seconds: dict[str, list[float]] = {mode: [] for mode in engines}
     for _ in range(args.warm_up):  # plain decoding has had its turn above
         for _ in engines["adaptive"].run(requests):
             pass
     for _ in range(args.repeat):
-        for way, engine in engines.items():
+        for mode, engine in engines.items():
             started = time.perf_counter()
             written = sum(len(c.tokens) for c in engine.run(requests))
-            seconds[way].append(time.perf_counter() - started)
+            seconds[mode].append(time.perf_counter() - started)
             assert written == sum(lengths)
     out = {}
-    for way, taken in seconds.items():
+    for mode, taken in seconds.items():
         tokens, typical = sum(lengths), statistics.median(taken)
-        out[way] = {"seconds": round(typical, 3), "range": [round(min(taken), 3), round(max(taken), 3)],
+        out[mode] = {"seconds": round(typical, 3), "range": [round(min(taken), 3), round(max(taken), 3)],
                     "tokens": tokens, "tok_s": round(tokens / typical, 1)}  # fmt: skip
     out["adaptive"]["accept_length"] = round(engines["adaptive"].stats.accept_length, 3)
     return out, lengths
@@ -176,14 +177,14 @@ def run_generate(model: Any, prompts: Prompts, lengths: list[int], cap: float) -
         )
     seconds, steps = time.perf_counter() - started, len(done.times)
     last = done.times[-min(50, steps) :]
-    pace = (last[-1] - last[0]) / max(1, len(last) - 1)
+    seconds_per_step = (last[-1] - last[0]) / max(1, len(last) - 1)
     return {
         "seconds": round(seconds, 2),
         "finished": steps >= max(lengths),
         "tokens": sum(min(n, steps) for n in lengths),
         "steps": steps,
         "of_steps": max(lengths),
-        "would_take_s": round(seconds + pace * (max(lengths) - steps), 1),
+        "would_take_s": round(seconds + seconds_per_step * (max(lengths) - steps), 1),
     }
 
 

@@ -1,4 +1,5 @@
-"""benchmarks/spot_buffer.py: every way keeps what it says within the same room, and is evaluated where it says."""
+"""benchmarks/spot_buffer.py: each variant keeps what it says within the same capacity, and is evaluated
+where it says."""
 
 from __future__ import annotations
 
@@ -17,18 +18,18 @@ FILE = Path(__file__).parents[2] / "benchmarks" / "spot_buffer.py"
 @pytest.mark.parametrize(
     "keep", ["shortest", "longest", "random", "longest and random", "buffer, longest only", "buffer, any length"]
 )
-def test_every_way_stays_within_the_room(keep):
+def test_every_variant_stays_within_the_capacity(keep):
     rng = random.Random(0)
-    texts = [([rng.randrange(99) for _ in range(10 + 3 * i)], 5) for i in range(60)]
-    kept = [len(tokens) for tokens, _ in load_file(FILE).choose(texts, 900, keep, rng)]
+    sequences = [([rng.randrange(99) for _ in range(10 + 3 * i)], 5) for i in range(60)]
+    kept = [len(tokens) for tokens, _ in load_file(FILE).choose(sequences, 900, keep, rng)]
     assert 600 < sum(kept) <= 900
     if keep != "random":
-        assert (max(kept) == max(len(tokens) for tokens, _ in texts)) == (keep != "shortest"), kept
+        assert (max(kept) == max(len(tokens) for tokens, _ in sequences)) == (keep != "shortest"), kept
 
 
-def test_it_says_how_far_each_way_came(monkeypatch, capsys):
+def test_it_says_how_far_each_variant_came(monkeypatch, capsys):
     words = "--answers 16 --samples 2 --max-tokens 40 --steps 1 --updates 2 --step-tokens 128 --share 0.5 --seeds 1"
-    monkeypatch.setattr(sys, "argv", ["spot_buffer.py", *words.split(), "--ways", "0", "5"])
+    monkeypatch.setattr(sys, "argv", ["spot_buffer.py", *words.split(), "--variants", "0", "5"])
     load_file(FILE).main()
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [row["keeps"] for row in said["rows"]] == ["shortest", "buffer, longest only"]
