@@ -34,7 +34,7 @@ from grow import IDLE_LAYERS, grow, lean_away, push_down
 from paceline.core import Request, SamplingParams
 from paceline.draft.eagle.files import DRAFTER, load_drafter, save_drafter
 from paceline.draft.eagle.model import EagleModel
-from paceline.draft.eagle.vocabulary import LEAST
+from paceline.draft.eagle.vocabulary import MIN_DRAFT_VOCAB
 from paceline.learn.optimizer import AdamW
 from paceline.model import Decoder, DecoderConfig, load_model, save_model
 from paceline.model.attention import PackedAttention
@@ -86,7 +86,7 @@ PRESETS = {
     "1.5b": Preset(_shape(1536, 6, 12, 2, 8960, tied=True), 4e-4, 16384, tail=True, grown=(28, 151936)),
     "tiny": Preset(_shape(64, 4, 4, 2, 128), 3e-3, 10240, tail=True, grown=(12, 512)),
 }
-DRAFT_VOCAB = LEAST  # tokens that the drafter of a grown model can propose: enough for answers with few distinct ones
+DRAFT_VOCAB = MIN_DRAFT_VOCAB  # that the drafter of a grown model can propose: completions have few distinct tokens
 
 
 def make_tokenizer(folder: Path, context: int = CONTEXT) -> Tokenizer:

@@ -26,7 +26,7 @@ from limits import copy_bandwidth, parameter_bytes, weights_per_token
 from paceline.core import Request, Sequence
 from paceline.draft.eagle.drafter import EagleDrafter
 from paceline.draft.eagle.model import DrafterShape, EagleModel
-from paceline.draft.eagle.vocabulary import DRAFT_VOCAB, LARGE, LEAST
+from paceline.draft.eagle.vocabulary import DRAFT_VOCAB, LARGE_VOCAB, MIN_DRAFT_VOCAB
 from paceline.draft.registry import default_strategies
 from paceline.draft.strategy import PLAIN, Strategy
 from paceline.draft.suffix.drafter import SuffixDrafter
@@ -124,7 +124,7 @@ def measure_drafts(
 ) -> None:
     """Draft rounds, by window and by size of the head; passes that keep features for them."""
     batches = [b for b in args.draft_batch if (b, args.context) in plain]
-    heads = [None] if model.config.vocab_size <= LARGE else [None, DRAFT_VOCAB, LEAST]
+    heads = [None] if model.config.vocab_size <= LARGE_VOCAB else [None, DRAFT_VOCAB, MIN_DRAFT_VOCAB]
     for size in heads if batches else []:
         for window in args.window if size is None else args.window[:1]:
             vocab = None if size is None else torch.arange(size, device=model.device)

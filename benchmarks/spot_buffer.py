@@ -148,7 +148,7 @@ def _sample(drafter: EagleModel, sequence: TokenSequence) -> FeatureSample:
 
 def evaluate(drafter: EagleModel, sequences: list[TokenSequence], first: int) -> float:
     got: Any = read_sequences(drafter, sequences)
-    got.learn &= got.place >= first
+    got.learn &= got.positions >= first
     return expected_accept_length(drafter, got, RUNS)
 
 

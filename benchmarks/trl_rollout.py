@@ -5,7 +5,7 @@
 The same script runs with and without the two lines, seed by seed in turns, each time from the same weights over the
 same prompts. Every completion is counted and compared with its place in the data. The seconds of a rollout are those of
 the trainer's `_generate`, from prompts to completions, whoever writes them; the first step of each run, in which the
-engine is made and its tuner knows nothing, counts like the others. Rewards of both ways are compared over all seeds:
+engine is made and its tuner knows nothing, counts like the others. Rewards of both engines are compared over all seeds:
 at the first step, where the weights are the same, prompt by prompt, and over all steps. The last line is JSON.
 """
 
@@ -133,8 +133,8 @@ def main() -> None:
     pairs = []
     print(f"{'seed':>4}  {'step':>4}  {'TRL s':>7}  {'ours s':>7}  {'times':>5}  {'reward TRL':>10}  {'ours':>5}")
     for seed in range(args.seeds):
-        ways = [run(args, seed, ours, data) for ours in ((False, True) if seed % 2 else (True, False))]
-        theirs, ours = ways if seed % 2 else ways[::-1]
+        runs = [run(args, seed, ours, data) for ours in ((False, True) if seed % 2 else (True, False))]
+        theirs, ours = runs if seed % 2 else runs[::-1]
         assert theirs.prompts == ours.prompts, "the same prompts, as often, in the same order"
         assert [len(r) for r in theirs.rewards] == [len(r) for r in ours.rewards]
         pairs.append((theirs, ours))
@@ -149,13 +149,13 @@ def main() -> None:
 
 
 def summary(args: argparse.Namespace, pairs: list[tuple[Result, Result]]) -> dict[str, Any]:
-    seconds = [sum(sum(pair[way].seconds) for pair in pairs) for way in range(2)]
-    tokens = [sum(sum(pair[way].tokens) for pair in pairs) for way in range(2)]
+    seconds = [sum(sum(pair[engine].seconds) for pair in pairs) for engine in range(2)]
+    tokens = [sum(sum(pair[engine].tokens) for pair in pairs) for engine in range(2)]
     # Rewards rise with the number of tokens only by what is learned, so time per token is what compares.
     per_token = [s / t for s, t in zip(seconds, tokens, strict=True)]
     times = [a / b for pair in pairs for a, b in zip(pair[0].seconds, pair[1].seconds, strict=True)]
-    first = [([pair[way].rewards[0] for pair in pairs]) for way in range(2)]
-    whole = [[statistics.mean(r) for pair in pairs for r in pair[way].rewards] for way in range(2)]
+    first = [([pair[engine].rewards[0] for pair in pairs]) for engine in range(2)]
+    whole = [[statistics.mean(r) for pair in pairs for r in pair[engine].rewards] for engine in range(2)]
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     return {
         "model": args.model,

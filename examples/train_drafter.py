@@ -28,8 +28,8 @@ def main() -> None:
     )
     f = drafter.fitted
     print(f"{f.steps} steps over {f.tokens} tokens, loss {f.loss:.3f}")
-    held = drafter.examine(prompts[:8], max_tokens=args.tokens)
-    print(f"accept length {held['accept_length']:.2f} on prompts that it has not seen")
+    measured = drafter.examine(prompts[:8], max_tokens=args.tokens)
+    print(f"accept length {measured['accept_length']:.2f} on prompts that it has not seen")
     folder = drafter.save(args.out)
     engine = Engine(args.model, drafter=folder)
     engine.generate(prompts[:8], max_tokens=args.tokens)

@@ -1,4 +1,4 @@
-"""A reward that tells any two answers apart, so that every step teaches something."""
+"""A reward that tells any two answers apart, so that every group has a signal."""
 
 from __future__ import annotations
 

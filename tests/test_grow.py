@@ -86,7 +86,7 @@ def test_growing_changes_nothing(family, tied):
     torch.testing.assert_close(wide_logits, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_grown_model_writes_the_same_with_the_same_guesses(tmp_path, make_reasoner):
+def test_a_grown_model_writes_the_same_with_the_same_draft_tokens(tmp_path, make_reasoner):
     base = grow(fresh(), 4 + IDLE_LAYERS, vocab_size=256)
     deep = grow(base, 14, vocab_size=600)
     drafter = EagleModel(base, DrafterShape(64, 32)).init_weights(std=0.1)

@@ -99,14 +99,14 @@ def test_a_drafter_is_trained_examined_saved_and_used(tmp_path):
     )
     assert seen and drafter.fitted.steps == seen[-1]
     assert len(drafter.neural.vocab) == 64
-    held = drafter.examine(PROMPTS, max_tokens=24)
-    assert held["accept_length"] >= 1.0 and len(held["accept_rates"]) == 7
+    measured = drafter.examine(PROMPTS, max_tokens=24)
+    assert measured["accept_length"] >= 1.0 and len(measured["accept_rates"]) == 7
     folder = drafter.save(tmp_path / "drafter")
     again = Drafter("embedded", folder)
-    assert again.examine(PROMPTS, max_tokens=24) == held
+    assert again.examine(PROMPTS, max_tokens=24) == measured
     engine = Engine(drafter=drafter)
     assert engine.model is drafter.neural.policy
-    assert Drafter("embedded").examine(PROMPTS, max_tokens=24)["accept_length"] > held["accept_length"]
+    assert Drafter("embedded").examine(PROMPTS, max_tokens=24)["accept_length"] > measured["accept_length"]
 
 
 def test_drafters_that_are_not_there(tmp_path):

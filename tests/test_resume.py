@@ -54,7 +54,7 @@ def undisturbed(tmp_path_factory) -> Undisturbed:
     run, started = tmp_path_factory.mktemp("undisturbed") / "run", time.monotonic()
     finish(start(*WORDS, f"run_dir={run}"))
     rows, seconds = read(run), time.monotonic() - started
-    assert all(row["actor/grad_norm"] > 0 for row in rows.values()), "what teaches nothing would hide what is lost"
+    assert all(row["actor/grad_norm"] > 0 for row in rows.values()), "a step without a signal would hide what is lost"
     return Undisturbed(rows, seconds)
 
 

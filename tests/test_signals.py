@@ -94,7 +94,7 @@ def strike(patch: pytest.MonkeyPatch, phase: str, number: int, at: int = 2, afte
 def undisturbed(tmp_path_factory) -> list[dict]:
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     loop.train(load_config(None, [*WORDS, f"run_dir={run}"]))
-    assert all(row["actor/grad_norm"] > 0 for row in rows(run)), "what teaches nothing would hide what is lost"
+    assert all(row["actor/grad_norm"] > 0 for row in rows(run)), "a step without a signal would hide what is lost"
     return rows(run)
 
 

@@ -45,7 +45,7 @@ def _rows(schema: dict, fields: dict[str, dict], prefix: str) -> list[str]:
         default = f"`{_default(field)}`" if "default" in field else "must be given" if "[]" in key else _empty(field)
         text = " ".join(field["description"].split()).replace("|", "\\|")
         rows.append(f"| `{key}`{{: #{key.replace('[]', '')} }} | {default} | {text}<br>*{kind(field)}* |")
-        if "$ref" in field.get("items", {}):  # a list of sections: what each of its members has
+        if "$ref" in field.get("items", {}):  # a list of sections: what each of its items has
             rows += _rows(schema, _follow(schema, field["items"])["properties"], f"{key}[].")
     return rows
 

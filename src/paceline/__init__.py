@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Drafter", "Engine", "Trainer", "__version__"]
 
-_PLACES = {"Drafter": "drafter", "Engine": "engine", "Trainer": "trainer"}
+_MODULES = {"Drafter": "drafter", "Engine": "engine", "Trainer": "trainer"}
 
 
 def __getattr__(name: str) -> Any:
     """Torch and all that comes with it is loaded when it is first asked for: commands that need none start at once."""
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'paceline' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"paceline.library.{_PLACES[name]}"), name)
+    return getattr(importlib.import_module(f"paceline.library.{_MODULES[name]}"), name)

@@ -86,10 +86,10 @@ class Cluster:
         self.check_nobody_trains_who_could_decode()
 
     def check_books(self) -> None:
-        held = [r for d in self.step.workers for r in d.in_flight]
-        assert len(held) == len(set(held)), "nobody decodes what another one does"
-        places = sorted([*held, *self.step.free, *self.step.done])
-        assert places == sorted(self.step.expected), "every request is in exactly one place"
+        assigned = [r for d in self.step.workers for r in d.in_flight]
+        assert len(assigned) == len(set(assigned)), "nobody decodes what another one does"
+        everywhere = sorted([*assigned, *self.step.free, *self.step.done])
+        assert everywhere == sorted(self.step.expected), "every request is in exactly one place"
         assert len(self.finished) == len(set(self.finished))
 
     def check_nobody_trains_who_could_decode(self) -> None:
@@ -124,7 +124,7 @@ class Cluster:
         elif worker is not None and worker.reports and kind == "report":
             self.deliver(worker.reports.popleft())
 
-    def settle(self) -> int:
+    def drain(self) -> int:
         """Let everything that is on its way arrive, with no more losses -> how many events that took."""
         for number in range(len(self.workers)):
             self.restart(number)
@@ -148,7 +148,7 @@ def play(workers: int, requests: int, slots: int, events: list[tuple[str, int]])
     cluster = Cluster(workers, requests, slots)
     for kind, number in events:
         cluster.event(kind, number)
-    cluster.settle()
+    cluster.drain()
     assert sorted(cluster.finished) == list(range(requests)), "every request ends exactly once"
     assert decide(cluster.step) == [] and not any(w and w.training for w in cluster.workers)
 

@@ -1,4 +1,4 @@
-"""What a user has to mend is said in one sentence, by whichever process finds it."""
+"""What a user has to fix is said in one sentence, by whichever process finds it."""
 
 from __future__ import annotations
 

@@ -55,9 +55,9 @@ class Killer:
         cluster = self.trainer.cluster
         while len(self.struck) < count:
             wanted = PHASES[len(self.struck) % len(PHASES)]
-            if len(cluster.members) == 3 and cluster.liveness.living == set(cluster.members) and self.phase == wanted:
+            if len(cluster.workers) == 3 and cluster.liveness.living == set(cluster.workers) and self.phase == wanted:
                 time.sleep(self.dice.uniform(0, 0.3 if wanted != "training" else 0.05))
-                worker = self.dice.choice(cluster.members)
+                worker = self.dice.choice(cluster.workers)
                 self.strike(worker)
                 self.struck.append((self.phase, worker))
                 self._wait_until(lambda: len(cluster.lost) >= len(self.struck))
@@ -139,7 +139,7 @@ def test_a_checkpoint_is_whole_after_a_loss(tmp_path, moment):
         else:
             strike()
         trainer.saver.save()
-        assert cluster.lost == [0] and cluster.members == (1,)
+        assert cluster.lost == [0] and cluster.workers == (1,)
     finally:
         trainer.close()
     second = Recorded(trainer.config, trainer.run)  # with both again

@@ -10,7 +10,7 @@ from paceline.cluster import lengths
 from paceline.cluster.lengths import Lengths
 
 
-def test_the_same_prompt_then_prompts_of_its_length_then_the_guess():
+def test_the_same_prompt_then_prompts_of_its_length_then_the_default():
     known = Lengths(500.0)
     one, other, longer = (1, 2, 3), (3, 2, 1), tuple(range(40))
     assert known.expect(one) == 500.0

@@ -13,7 +13,7 @@ from paceline.process.channel import to_bytes
 from .runs import Recorded, make, policy, run, same_policy
 
 WORDS = ["cluster.workers=2", "speculation.mode=plain", "steps=2", "rollout.max_tokens=60"]
-FACTS = 64  # bytes per trajectory of what all workers are told, and of indices
+FACTS = 64  # bytes per trajectory of what all workers are sent, and of indices
 CALLS = 2000  # bytes of the messages themselves: names, numbers, and empty arguments
 
 

@@ -14,31 +14,31 @@ from paceline.draft.suffix.drafter import GRAMS, LATE, SuffixDrafter
 
 
 @dataclass
-class Text:
+class Running:
     request: Request
     tokens: list[int] = field(default_factory=list)
 
 
-def text(number: int, prompt: list[int], answer: list[int]) -> Text:
-    return Text(Request(number, tuple(prompt)), prompt + answer)
+def sequence(number: int, prompt: list[int], answer: list[int]) -> Running:
+    return Running(Request(number, tuple(prompt)), prompt + answer)
 
 
 SONG = [7, 3, 9, 4, 8, 2, 6, 5, 11, 13, 12, 10, 17, 15, 14]
 
 
-def begin(drafter: SuffixDrafter, *texts: Text) -> None:
-    drafter.begin(texts)
-    drafter.follow(texts)
+def begin(drafter: SuffixDrafter, *sequences: Running) -> None:
+    drafter.begin(sequences)
+    drafter.follow(sequences)
 
 
-def chain(drafter: SuffixDrafter, text: Text, depth: int) -> list[int]:
-    draft = drafter.propose([text], Strategy.parse(f"suffix:{depth}"))
+def chain(drafter: SuffixDrafter, sequence: Running, depth: int) -> list[int]:
+    draft = drafter.propose([sequence], Strategy.parse(f"suffix:{depth}"))
     assert draft.parents[0].tolist() == list(range(depth))
     return draft.tokens[0].tolist()
 
 
 def paths(draft: Draft, row: int) -> list[list[int]]:
-    """The guesses that lead to each node, the node included."""
+    """The draft tokens that lead to each node, the node included."""
     out: list[list[int]] = []
     for i, (token, parent) in enumerate(zip(draft.tokens[row].tolist(), draft.parents[row].tolist(), strict=True)):
         assert 0 <= parent <= i, "parents come first"
@@ -46,9 +46,9 @@ def paths(draft: Draft, row: int) -> list[list[int]]:
     return [path for path in out if path[-1] >= 0]
 
 
-def test_goes_on_as_the_text_itself_did():
+def test_goes_on_as_the_sequence_itself_did():
     drafter = SuffixDrafter(4, 256)
-    t = text(1, [1, 2], SONG + SONG[:4])
+    t = sequence(1, [1, 2], SONG + SONG[:4])
     begin(drafter, t)
     draft = drafter.propose([t], Strategy.parse("suffix:6"))
     assert draft.tokens[0].tolist() == SONG[4:10] and draft.parents[0].tolist() == [0, 1, 2, 3, 4, 5]
@@ -56,11 +56,11 @@ def test_goes_on_as_the_text_itself_did():
 
 def test_goes_on_as_siblings_and_earlier_answers_did_but_never_as_another_prompt():
     drafter = SuffixDrafter(4, 256)
-    finished, running = text(1, [1, 2], SONG), text(2, [1, 2], [40, 41, 42, 43, 44])
+    finished, running = sequence(1, [1, 2], SONG), sequence(2, [1, 2], [40, 41, 42, 43, 44])
     begin(drafter, finished, running)
     drafter.finish([finished])
-    own, other = text(3, [1, 2], SONG[:5]), text(4, [1, 99], SONG[:5])
-    sibling = text(5, [1, 2], [40, 41, 42])
+    own, other = sequence(3, [1, 2], SONG[:5]), sequence(4, [1, 99], SONG[:5])
+    sibling = sequence(5, [1, 2], [40, 41, 42])
     begin(drafter, own, other, sibling)
     draft = drafter.propose([own, other, sibling, running], Strategy.parse("suffix:3"))
     assert draft.tokens[0].tolist() == SONG[5:8]
@@ -72,9 +72,9 @@ def test_goes_on_as_siblings_and_earlier_answers_did_but_never_as_another_prompt
 
 def test_trees_hold_the_continuations_by_their_counts():
     drafter = SuffixDrafter(8, 256)
-    past = [text(i, [1], [5, 6, 7, *end]) for i, end in enumerate([[20, 21], [20, 22], [30, 31]])]
+    past = [sequence(i, [1], [5, 6, 7, *end]) for i, end in enumerate([[20, 21], [20, 22], [30, 31]])]
     begin(drafter, *past)
-    now = text(9, [1], [5, 6, 7])
+    now = sequence(9, [1], [5, 6, 7])
     begin(drafter, now)
     draft = drafter.propose([now], Strategy.parse("suffix:2x3/5"))
     assert sorted(paths(draft, 0)) == [[20], [20, 21], [20, 22], [30], [30, 31]]
@@ -88,18 +88,18 @@ def test_memory_is_bounded_and_old_answers_make_room(budget):
     assert size <= 1.2 * budget + 4 * 8 * 128 * 4
     r = np.random.default_rng(0)
     for i in range(300):
-        t = text(i, [1, 2], r.integers(3, 100, 60).tolist())
+        t = sequence(i, [1, 2], r.integers(3, 100, 60).tolist())
         begin(drafter, t)
         drafter.finish([t])
     assert drafter.memory_bytes == size
-    latest = text(1000, [1, 2], t.tokens[2:20])
+    latest = sequence(1000, [1, 2], t.tokens[2:20])
     begin(drafter, latest)
     assert drafter.propose([latest], Strategy.parse("suffix:4")).tokens[0].tolist() == t.tokens[20:24]
 
 
 def test_a_round_late_is_early_enough():
     drafter = SuffixDrafter(4, 256)
-    first, second = text(1, [1, 2], SONG), text(2, [1, 2], SONG[:2])
+    first, second = sequence(1, [1, 2], SONG), sequence(2, [1, 2], SONG[:2])
     begin(drafter, first, second)
     drafter.finish([first])
     for written in range(2, 10, 2):
@@ -112,41 +112,42 @@ def test_a_round_late_is_early_enough():
     assert chain(drafter, second, 2) == [52, 53]
 
 
-def test_who_is_never_followed_is_taken_in_when_guesses_are_asked_for():
+def test_who_is_never_followed_is_taken_in_when_drafts_are_asked_for():
     drafter = SuffixDrafter(4, 256)
-    t = text(1, [1, 2], [])
+    t = sequence(1, [1, 2], [])
     drafter.begin([t])
     t.tokens += [*SONG, *SONG, *SONG[:4]]
     assert len(t.tokens) > LATE
     assert chain(drafter, t, 4) == SONG[4:8]
     drafter.finish([t])
-    later = text(2, [1, 2], SONG[10:13])
+    later = sequence(2, [1, 2], SONG[10:13])
     drafter.begin([later])
     assert chain(drafter, later, 4) == [*SONG[13:], *SONG[:2]]
 
 
 def test_finish_takes_in_what_is_left():
     drafter = SuffixDrafter(4, 256)
-    t = text(1, [1, 2], SONG[:3])
+    t = sequence(1, [1, 2], SONG[:3])
     begin(drafter, t)
     t.tokens += SONG[3:]
     drafter.finish([t])
-    later = text(2, [1, 2], SONG[:9])
+    later = sequence(2, [1, 2], SONG[:9])
     begin(drafter, later)
     assert chain(drafter, later, 5) == SONG[9:14]
 
 
 def test_the_majority_decides():
     drafter = SuffixDrafter(8, 256)
-    begin(drafter, *(text(i, [1], [5, 6, 7, 8, *end]) for i, end in enumerate([[20, 21], [30, 31], [20, 21], [40]])))
-    now = text(9, [1], [5, 6, 7, 8])
+    ends = [[20, 21], [30, 31], [20, 21], [40]]
+    begin(drafter, *(sequence(i, [1], [5, 6, 7, 8, *end]) for i, end in enumerate(ends)))
+    now = sequence(9, [1], [5, 6, 7, 8])
     begin(drafter, now)
     assert chain(drafter, now, 3) == [20, 21, -1]
 
 
 def test_a_text_that_repeats_itself_goes_on_doing_so():
     drafter = SuffixDrafter(4, 256)
-    t = text(1, [1, 2], [7, 8, 9] * 3)
+    t = sequence(1, [1, 2], [7, 8, 9] * 3)
     begin(drafter, t)
     assert chain(drafter, t, 8) == [7, 8, 9, 7, 8, 9, 7, 8]
 
@@ -154,16 +155,16 @@ def test_a_text_that_repeats_itself_goes_on_doing_so():
 def test_comes_back_after_a_pause():
     drafter = SuffixDrafter(1, 64, 0)
     assert drafter.lines == 2
-    t = text(1, [1, 2], SONG)
+    t = sequence(1, [1, 2], SONG)
     for _ in range(5):
         begin(drafter, t)
     t.tokens += SONG[:4]
     assert chain(drafter, t, 4) == SONG[4:8]
 
 
-def test_without_room_there_are_no_guesses():
+def test_without_capacity_there_are_no_draft_tokens():
     drafter = SuffixDrafter(1, 32, 0)
-    a, b, c = (text(i, [i + 1], [*SONG[:12], *SONG[:4]]) for i in range(3))
+    a, b, c = (sequence(i, [i + 1], [*SONG[:12], *SONG[:4]]) for i in range(3))
     begin(drafter, a, b, c)
     for strategy in ("suffix:3", "suffix:3x2/6"):
         draft = drafter.propose([a, b, c], Strategy.parse(strategy))
@@ -182,35 +183,35 @@ def test_a_place_in_the_table_is_not_proof():
     drafter = SuffixDrafter(4, 64, 0)
     start = hash(prompts[0]) % 1024
     other = next(p for p in prompts[1:] if hash(p) % 1024 == start)  # the smallest table has as many keys
-    a, b = text(1, list(prompts[0]), SONG), text(2, list(other), SONG[:5])
+    a, b = sequence(1, list(prompts[0]), SONG), sequence(2, list(other), SONG[:5])
     begin(drafter, a, b)
     assert chain(drafter, b, 3) == [-1] * 3
 
 
 def test_what_is_overwritten_leaves_nothing_behind():
     drafter = SuffixDrafter(1, 64, 0)
-    old, kept = text(1, [1], SONG), text(2, [2], [40, 41])
+    old, kept = sequence(1, [1], SONG), sequence(2, [2], [40, 41])
     begin(drafter, old, kept)
     drafter.finish([old])
-    new = text(3, [2], [40, 41, 42])
+    new = sequence(3, [2], [40, 41, 42])
     begin(drafter, new)
     assert chain(drafter, kept, 3) == [42, -1, -1]
 
     drafter = SuffixDrafter(1, 64, 0)
-    old, kept = text(1, [1], SONG), text(2, [1], SONG)
+    old, kept = sequence(1, [1], SONG), sequence(2, [1], SONG)
     drafter.begin([old, kept])
     drafter.finish([kept])
     drafter.finish([old])
-    new = text(3, [1], SONG[:5])  # takes the place of the one that was taken in last
+    new = sequence(3, [1], SONG[:5])  # takes the place of the one that was taken in last
     begin(drafter, new)
     assert chain(drafter, new, 3) == SONG[5:8]
 
 
 def test_a_full_line_ends_where_it_ends():
     drafter = SuffixDrafter(2, 16, 0)
-    full, next_to_it = text(1, [1], SONG), text(2, [1], [60, 61, 62, 63])
+    full, next_to_it = sequence(1, [1], SONG), sequence(2, [1], [60, 61, 62, 63])
     begin(drafter, full, next_to_it)
-    now = text(3, [1], SONG[:13])
+    now = sequence(3, [1], SONG[:13])
     begin(drafter, now)
     assert chain(drafter, now, 12) == [*SONG[13:], *[-1] * 10]
 
@@ -220,16 +221,16 @@ steps = st.tuples(st.integers(0, 5), st.lists(st.integers(0, 4), max_size=24), s
 
 @given(st.lists(steps, max_size=40), st.sampled_from(["suffix:1", "suffix:5", "suffix:4x3/9"]))
 @settings(max_examples=200, deadline=None)
-def test_guesses_have_always_been_written_before(history, strategy):
-    """Texts grow, are followed or not, end, and are overwritten: what is guessed has followed the same token in an
-    answer to the same prompt, or is the text's own repetition."""
+def test_draft_tokens_have_always_been_written_before(history, strategy):
+    """Sequences grow, are followed or not, end, and are overwritten: what is proposed has followed the same token in an
+    answer to the same prompt, or is the sequence's own repetition."""
     drafter = SuffixDrafter(3, 64, 0)
     size = drafter.memory_bytes
-    written: dict[int, list[Text]] = {}  # by prompt
-    running: dict[int, Text] = {}
+    written: dict[int, list[Running]] = {}  # by prompt
+    running: dict[int, Running] = {}
     for number, (slot, tokens, then) in enumerate(history):
         if slot not in running:
-            running[slot] = text(number, [slot % 2, 3], [])
+            running[slot] = sequence(number, [slot % 2, 3], [])
             written.setdefault(slot % 2, []).append(running[slot])
             drafter.begin([running[slot]])
         running[slot].tokens += tokens[: 64 - len(running[slot].tokens)]
@@ -245,7 +246,8 @@ def test_guesses_have_always_been_written_before(history, strategy):
     assert drafter.memory_bytes == size
 
 
-def _behind(tokens: list[int], guess: list[int], other: Text, own: bool) -> bool:
-    n, text = GRAMS[-1], other.tokens + guess if own else other.tokens
-    places = range(n, len(other.tokens))
-    return any(text[at - n : at] == tokens[-n:] and text[at : at + len(guess)] == guess for at in places)
+def _behind(tokens: list[int], path: list[int], other: Running, own: bool) -> bool:
+    n = GRAMS[-1]
+    history = other.tokens + path if own else other.tokens
+    positions = range(n, len(other.tokens))
+    return any(history[at - n : at] == tokens[-n:] and history[at : at + len(path)] == path for at in positions)

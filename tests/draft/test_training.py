@@ -18,7 +18,7 @@ def test_attention_over_runs_is_what_its_docstring_says():
     torch.manual_seed(0)
     lengths, window, heads, kv, d = [70, 200, 31, 130], 40, 4, 2, 8
     place = torch.cat([torch.arange(n) for n in lengths])
-    text = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    sequence = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     n = len(place)
     attention = UnrolledAttention(place, window)
     runs = []
@@ -29,7 +29,7 @@ def test_attention_over_runs_is_what_its_docstring_says():
         for i in random.Random(run).sample(range(n), 60):
             if place[i] < run:
                 continue  # there is no draft token that far from the features
-            seen = [(0, j) for j in range(max(0, i - window + 1), i - run + 1) if text[j] == text[i]]
+            seen = [(0, j) for j in range(max(0, i - window + 1), i - run + 1) if sequence[j] == sequence[i]]
             seen += [(r, i - run + r) for r in range(1, run + 1)]
             for h in range(heads):
                 keys = torch.stack([runs[r][0][j, h * kv // heads] for r, j in seen])
@@ -75,9 +75,9 @@ def test_texts_do_not_see_each_other():
     dice = random.Random(3)
     a, b = ([dice.randrange(128) for _ in range(n)] for n in (50, 33))
     together = read_sequences(drafter, [(a, 5), (b, 7)])
-    for text, prompt, part in ((a, 5, slice(0, 50)), (b, 7, slice(50, 83))):
-        alone = read_sequences(drafter, [(text, prompt)])
-        for name in ("tokens", "place", "features", "hidden", "learn"):
+    for sequence, prompt, part in ((a, 5, slice(0, 50)), (b, 7, slice(50, 83))):
+        alone = read_sequences(drafter, [(sequence, prompt)])
+        for name in ("tokens", "positions", "features", "hidden", "learn"):
             torch.testing.assert_close(getattr(together, name)[part], getattr(alone, name))
     whole, _ = unrolled_loss(drafter, together, 3, "soft")
     first, _ = unrolled_loss(drafter, read_sequences(drafter, [(a, 5)]), 3, "soft")
@@ -90,20 +90,20 @@ def test_texts_do_not_see_each_other():
 
 @pytest.mark.parametrize("mine", [0, 1, 2])
 def test_nothing_in_a_pack_reaches_another_text(mine):
-    """What is learned from one text depends on no feature and no token of the others, before it or behind it."""
+    """What is learned from one sequence depends on no feature and no token of the others, before it or behind it."""
     model = tiny_model(dtype=torch.float64)
-    drafter = EagleModel(model, DrafterShape(64, 300)).init_weights(1, std=0.2)  # a window longer than any text
+    drafter = EagleModel(model, DrafterShape(64, 300)).init_weights(1, std=0.2)  # a window longer than any sequence
     dice, lengths = random.Random(3), [150, 3, 140]  # the last one lies across two blocks of attention
-    texts = read_sequences(drafter, [([dice.randrange(128) for _ in range(n)], 1) for n in lengths])
+    sequences = read_sequences(drafter, [([dice.randrange(128) for _ in range(n)], 1) for n in lengths])
     owner = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
-    texts.learn &= owner == mine
-    texts.features.requires_grad_(True)
-    before, _ = unrolled_loss(drafter, texts, 4, "soft")
+    sequences.learn &= owner == mine
+    sequences.features.requires_grad_(True)
+    before, _ = unrolled_loss(drafter, sequences, 4, "soft")
     before.backward()
-    reached = texts.features.grad.abs().sum(-1) > 0
+    reached = sequences.features.grad.abs().sum(-1) > 0
     assert bool(reached[owner == mine][:-2].all()), "of its own, all but the last, which nothing follows"
     assert not bool(reached[owner != mine].any())
-    changed = PackedSequences(**{name: tensor.detach().clone() for name, tensor in vars(texts).items()})
+    changed = PackedSequences(**{name: tensor.detach().clone() for name, tensor in vars(sequences).items()})
     others = owner != mine
     changed.tokens[others] = (changed.tokens[others] + 1) % 128
     changed.features[others] += 1.0

@@ -1,4 +1,4 @@
-"""A drafter can guess all tokens of a small vocabulary, and of a large one those that are likely to come."""
+"""A drafter can propose all tokens of a small vocabulary, and of a large one those that are likely to come."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.draft.eagle.vocabulary import DRAFT_VOCAB, LAST, LEAST, RARE, choose_tokens, draft_vocab_size, enough
+from paceline.draft.eagle.vocabulary import (
+    DRAFT_VOCAB,
+    LAST,
+    MIN_DRAFT_VOCAB,
+    RARE,
+    choose_tokens,
+    draft_vocab_size,
+    enough,
+)
 from paceline.model import Decoder
 
 from ..conftest import tiny_model
@@ -29,19 +37,19 @@ def test_how_many(vocab_size, wanted, count):
 
 
 def zipf(tokens: int, words: int, seed: int = 0) -> Counter[int]:
-    """Texts as languages have them: the second most frequent word comes half as often as the first, and so on."""
+    """Sequences as languages have them: the second most frequent word comes half as often as the first, and so on."""
     chances = 1 / torch.arange(1, words + 1, dtype=torch.float64)
     drawn = torch.multinomial(chances, tokens, replacement=True, generator=torch.Generator().manual_seed(seed))
     return Counter(drawn.tolist())
 
 
 def test_answers_show_how_many_are_enough():
-    assert draft_vocab_size(152064, None, Counter({5: 1000, 6: 900})) == LEAST
+    assert draft_vocab_size(152064, None, Counter({5: 1000, 6: 900})) == MIN_DRAFT_VOCAB
     assert draft_vocab_size(152064, 500, Counter({5: 1000, 6: 900})) == 500, "what is wanted counts more"
     assert draft_vocab_size(152064, None, Counter()) == DRAFT_VOCAB
     written = zipf(2_000_000, 20_000)
     count = enough(written)
-    assert LEAST < count < len(written)
+    assert MIN_DRAFT_VOCAB < count < len(written)
     kept = {token for token, _ in written.most_common(count)}
     later = zipf(200_000, 20_000, seed=1)
     rare = sum(times for token, times in later.items() if token not in kept) / later.total()

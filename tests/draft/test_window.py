@@ -21,10 +21,10 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def test_rounds_in_place_equal_rounds_on_copies(device, tree):
     config = DecoderConfig.from_hf(tiny_config())
     heads, kv, d = config.heads, config.kv_heads, config.head_dim
-    window, room, step, width, levels = 12, 22, 4, 3, 4
+    window, capacity, step, width, levels = 12, 22, 4, 3, 4
     there = torch.device(device)
-    copied = WindowCache(config, 6, window, room, torch.float32, there)
-    paged = PagedWindowCache(config, 6, window, room, torch.float32, there)
+    copied = WindowCache(config, 6, window, capacity, torch.float32, there)
+    paged = PagedWindowCache(config, 6, window, capacity, torch.float32, there)
     torch.manual_seed(0)
     dice = random.Random(1)
 

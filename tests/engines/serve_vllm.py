@@ -35,10 +35,10 @@ def main(job: dict) -> None:
     )
     done = llm.generate([{"prompt_token_ids": p} for p in job["prompts"]], sampling, use_tqdm=False)
     counts = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
-    checks, held = (counts.get(f"vllm:spec_decode_num_{what}", 0) for what in ("drafts", "accepted_tokens"))
+    drafts, accepted = (counts.get(f"vllm:spec_decode_num_{what}", 0) for what in ("drafts", "accepted_tokens"))
     result = {
         "tokens": [list(answer.outputs[0].token_ids) for answer in done],
-        "accept_length": 1 + held / checks if checks else None,
+        "accept_length": 1 + accepted / drafts if drafts else None,
     }
     with open(job["out"], "w") as out:
         json.dump(result, out)

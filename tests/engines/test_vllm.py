@@ -45,7 +45,7 @@ def in_venv(script: str, *words: object) -> str:
 
 
 def vllm(folder: Path, model: Path, prompts: list, drafter: Path | None = None, **job: object) -> dict:
-    """What vLLM writes, and its tokens per check."""
+    """Completions of vLLM, and its accept length."""
     out = folder / "answers.json"
     base = {"depth": DEPTH, "max_tokens": LONGEST, "stop": [EOS], "tokenizer": True}
     job = base | job | {"model": str(model), "drafter": drafter and str(drafter), "prompts": prompts, "out": str(out)}
@@ -89,13 +89,13 @@ def model(policy) -> Decoder:
 
 @pytest.fixture(scope="module")
 def here(model, prompts, embedded) -> tuple[list[list[int]], float]:
-    """What our own engine writes with the embedded drafter, and its tokens per check."""
+    """Completions of our own engine with the embedded drafter, and its accept length."""
     return ours(model, load_drafter(embedded / "drafter", model), prompts)
 
 
-def holds(served: dict, plain: list, accept_length: float, what: str) -> None:
+def check(served: dict, plain: list, accept_length: float, what: str) -> None:
     """The answers are those without speculation, and draft tokens are accepted as often as here."""
-    print(f"{what}: {served['accept_length']:.3f} tokens per check in vLLM, {accept_length:.3f} in Paceline")
+    print(f"{what}: accept length {served['accept_length']:.3f} in vLLM, {accept_length:.3f} in Paceline")
     assert served["tokens"] == plain
     assert served["accept_length"] == pytest.approx(accept_length, rel=0.1)
     assert accept_length > 2, "otherwise nothing is shown"
@@ -108,7 +108,7 @@ def test_the_embedded_drafter_is_accepted_as_often_as_here(form, policy, plain, 
     # The speculators form names its policy and its depth itself.
     served = vllm(tmp_path, drafter, prompts) if form == "speculators" else vllm(tmp_path, policy, prompts, drafter)
     written, accept_length = here
-    holds(served, plain, accept_length, form)
+    check(served, plain, accept_length, form)
     same = sum(a == b for a, b in zip(written, plain, strict=True))
     print(f"{same} of {PROMPTS} answers are the same in both engines")
 
@@ -128,7 +128,7 @@ def test_a_part_of_the_vocabulary(policy, plain, prompts, model, embedded, tmp_p
     drafter = trimmed(model, some, embedded, tmp_path / "some")
     export_drafter(str(tmp_path / "some"), tmp_path / "drafter", model=str(policy))
     _, accept_length = ours(model, drafter, prompts)
-    holds(vllm(tmp_path, policy, prompts, tmp_path / "drafter"), plain, accept_length, f"{len(some)} of 104 tokens")
+    check(vllm(tmp_path, policy, prompts, tmp_path / "drafter"), plain, accept_length, f"{len(some)} of 104 tokens")
 
 
 def test_a_policy_too_shallow_for_the_usual_layers(tmp_path):
@@ -142,7 +142,7 @@ def test_a_policy_too_shallow_for_the_usual_layers(tmp_path):
     job = {"tokenizer": False, "depth": alignment.DEPTH, "max_tokens": alignment.ANSWER, "stop": []}
     plain = vllm(tmp_path, tmp_path / "policy", prompts, **job)["tokens"]
     _, accept_length = alignment.answer(policy, [tuple(p) for p in prompts], drafter)
-    holds(vllm(tmp_path, tmp_path / "policy", prompts, tmp_path / "drafter", **job), plain, accept_length, "shallow")
+    check(vllm(tmp_path, tmp_path / "policy", prompts, tmp_path / "drafter", **job), plain, accept_length, "shallow")
 
 
 @pytest.mark.parametrize("part", [False, True], ids=["all tokens", "some"])

@@ -65,12 +65,12 @@ def odd_override(dice: random.Random) -> str:
 
 def odd_recipe(dice: random.Random, bases: list[bytes]) -> bytes:
     base = dice.choice(bases)
-    way = dice.randrange(4)
-    if way == 0:
+    kind = dice.randrange(4)
+    if kind == 0:
         return mutate_bytes(dice, base)
-    if way == 1:
+    if kind == 1:
         return mutate_text(dice, base.decode()).encode("utf-8", "surrogatepass")
-    if way == 2:
+    if kind == 2:
         value = yaml.safe_load(base)
         for _ in range(dice.choice((1, 1, 3))):
             value = mutate_value(dice, value)

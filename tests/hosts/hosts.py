@@ -152,7 +152,7 @@ class Hosts:
         for name in names:
             self._switch("bridge", "link", "set", "dev", self.hosts[name].port, "isolated", "on")
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         for host in self:
             self._switch("bridge", "link", "set", "dev", host.port, "isolated", "off")
 

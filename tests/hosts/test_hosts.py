@@ -135,7 +135,7 @@ def test_undisturbed(alone, tmp_path, names):
         drive.check_same(alone)
 
 
-def disturbed(alone, folder: Path, disturb: Callable[[Drive], object], mend: Callable[[Drive], object]) -> None:
+def disturbed(alone, folder: Path, disturb: Callable[[Drive], object], restore: Callable[[Drive], object]) -> None:
     """Something happens before the update of the second step, and is over when the run is resumed, if it has to be."""
     with driving(folder, "debian", pause=2) as drive:
         drive.at_pause()
@@ -143,7 +143,7 @@ def disturbed(alone, folder: Path, disturb: Callable[[Drive], object], mend: Cal
         began = drive.go()
         if drive.wait() != 0:
             drive.check_clean_stop(began)
-            mend(drive)
+            restore(drive)
             assert drive.resume() == 0, drive.said
         drive.check_same(alone)
 
@@ -175,7 +175,7 @@ def test_a_link_goes_down_for_a_while(alone, tmp_path, seconds):
 
 @pytest.mark.soak
 def test_two_workers_cannot_see_each_other(alone, tmp_path):
-    disturbed(alone, tmp_path, lambda d: d.hosts.cut("b", "c"), lambda d: d.hosts.mend())
+    disturbed(alone, tmp_path, lambda d: d.hosts.cut("b", "c"), lambda d: d.hosts.restore())
 
 
 @pytest.mark.soak

@@ -152,7 +152,7 @@ def test_an_error_is_not_a_death(transport, actor, words):
     assert isinstance(failed, Failed) and failed.kind == "error"
     assert words in failed.error and "\n" not in failed.error
     assert words in failed.trace and ", line " in failed.trace and "\x1b" not in failed.trace
-    assert not any(isinstance(report, Failed) for report in actors.receive(1.0)), "it is told once"
+    assert not any(isinstance(report, Failed) for report in actors.receive(1.0)), "it is reported once"
 
 
 @pytest.mark.soak

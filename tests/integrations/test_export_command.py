@@ -41,8 +41,8 @@ def test_the_drafter_of_a_run(run, tmp_path, capsys):
     assert result["policy_sha256"] == sha and sha in text
     assert f"after 4 steps of the run `{run}`" in text and "countdown (medium)" in text
     metrics = [row for row in rows(run) if "rollout/spec_accept_length" in row]
-    checks = sum(row["rollout/spec_rounds"] for row in metrics)
-    mean = sum(row["rollout/spec_accept_length"] * row["rollout/spec_rounds"] for row in metrics) / checks
+    verifications = sum(row["rollout/spec_rounds"] for row in metrics)
+    mean = sum(row["rollout/spec_accept_length"] * row["rollout/spec_rounds"] for row in metrics) / verifications
     assert f"| 1 | {mean:.2f} |" in text and f"last {len(metrics)} steps of the run" in text
     assert f"vllm serve {newest}" in text and f'"model": "{out}"' in text
     policy = load_model(str(newest))
@@ -52,7 +52,7 @@ def test_the_drafter_of_a_run(run, tmp_path, capsys):
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_what_the_card_says_of_tokens_per_check_was_measured(run, tmp_path, capsys):
+def test_the_accept_length_of_the_card_was_measured(run, tmp_path, capsys):
     out = tmp_path / "out"
     assert here("export", run, out, "--format", "speculators", "--measure", "--prompts", "2", "--depth", "3") == 0
     accept = last_json(capsys.readouterr().out)["accept_length"]

@@ -16,7 +16,7 @@ SAMPLES = 6
 
 
 def test_same_law(tmp_path):
-    """One batch both ways from the same weights, over two seeds: rewards prompt by prompt, and lengths."""
+    """One batch by TRL and by Paceline from the same weights, over two seeds: rewards prompt by prompt, and lengths."""
     rows = data(8)
     prompts = [row["prompt"] for row in rows for _ in range(SAMPLES)]
     columns = {name: [row[name] for row in rows for _ in range(SAMPLES)] for name in ("numbers", "target")}
@@ -25,13 +25,13 @@ def test_same_law(tmp_path):
     for seed in (1, 2):
         rollout = PacelineRollout()
         beside = ({}, {"rollout_func": rollout, "callbacks": [rollout]})
-        for way in range(2):
-            trainer = make(tmp_path, Reward(), seed=seed, max_completion_length=48, **beside[way])
+        for engine in range(2):
+            trainer = make(tmp_path, Reward(), seed=seed, max_completion_length=48, **beside[engine])
             trainer.model.train()
             _, completions, _, texts, *_ = trainer._generate(prompts)
             assert len(completions) == len(prompts)
-            rewards[way].append(Reward()(prompts, texts, **columns))
-            lengths[way] += [len(tokens) for tokens in completions]
+            rewards[engine].append(Reward()(prompts, texts, **columns))
+            lengths[engine] += [len(tokens) for tokens in completions]
     assert 0.2 < torch.tensor(rewards).mean() < 0.8, "there is something to tell apart"
     assert same_law(*rewards, SAMPLES) > LEVEL
     assert stats.ks_2samp(*lengths).pvalue > LEVEL
@@ -56,7 +56,7 @@ def test_whole_runs_follow_the_same_law():
     rows = data(32, "easy")
     pairs = [[run(argparse.Namespace(**options), seed, ours, rows) for ours in (False, True)] for seed in range(6)]
     assert all(theirs.prompts == ours.prompts for theirs, ours in pairs)
-    first = [[pair[way].rewards[0] for pair in pairs] for way in range(2)]
-    whole = [[sum(r) / len(r) for pair in pairs for r in pair[way].rewards] for way in range(2)]
+    first = [[pair[engine].rewards[0] for pair in pairs] for engine in range(2)]
+    whole = [[sum(r) / len(r) for pair in pairs for r in pair[engine].rewards] for engine in range(2)]
     assert same_law(*first, 4) > LEVEL
     assert same_mean(*whole) > LEVEL

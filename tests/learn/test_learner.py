@@ -130,7 +130,7 @@ def test_answers_that_teach_nothing_are_left_out_unless_somebody_looks(monkeypat
     assert batch.work(watched) == [a.length * (int(watched) if i // 4 == 1 else 3) for i, a in enumerate(trajectories)]
     learned, seen = [], []
     monkeypatch.setattr(
-        "paceline.learn.learner.token_logprobs", lambda *a: (learned.extend(a[1].members), token_logprobs(*a))[1]
+        "paceline.learn.learner.token_logprobs", lambda *a: (learned.extend(a[1].indices), token_logprobs(*a))[1]
     )
     learner.on_hidden = (lambda i, *_: seen.append(i)) if watched else None
     sums = learner.gradients(batch, 0, range(12))
@@ -149,11 +149,11 @@ def test_what_nobody_wants_to_see_does_not_go_through_the_policy(monkeypatch):
     model = tiny_model()
     trajectories = make_trajectories(12, model=model)
     for i, trajectory in enumerate(trajectories):
-        trajectory.reward = 0.1 if i // 4 == 1 else float(i % 3 == 0)  # the second group teaches nothing
+        trajectory.reward = 0.1 if i // 4 == 1 else float(i % 3 == 0)  # the second group has no signal
     learner = Learner(model, config())
     ran, seen = [], []
     monkeypatch.setattr(
-        "paceline.learn.learner.hidden_states", lambda m, b, **k: (ran.extend(b.members), hidden_states(m, b, **k))[1]
+        "paceline.learn.learner.hidden_states", lambda m, b, **k: (ran.extend(b.indices), hidden_states(m, b, **k))[1]
     )
     learner.on_hidden = lambda i, *_: seen.append(i)
     learner.wants_hidden = lambda i: i in (2, 5)

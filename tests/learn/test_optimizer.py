@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.kernels import adam as room
+from paceline.kernels import adam as module
 from paceline.kernels.adam import stochastic_round
 from paceline.kernels.noise import stream
 from paceline.learn.optimizer import AdamW
@@ -134,7 +134,7 @@ def test_a_step_in_pieces_is_the_same_step(monkeypatch):
         grads(cut, step)
         a.step(0.01)
         with monkeypatch.context() as patch:
-            patch.setattr(room, "ADAM_CHUNK", 4)
+            patch.setattr(module, "ADAM_CHUNK", 4)
             b.step(0.01)
     assert all(torch.equal(whole[k], cut[k]) for k in whole)
 

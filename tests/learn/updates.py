@@ -11,7 +11,7 @@ def update(learner: Learner, trajectories: list[Trajectory], step: int) -> dict[
     scores = learner.score(trajectories, range(len(trajectories)))
     batch = learner.make_batch(trajectories, step, scores)
     metrics = []
-    for number, members in enumerate(batch.updates):
-        sums = learner.gradients(batch, number, members)
+    for number, indices in enumerate(batch.updates):
+        sums = learner.gradients(batch, number, indices)
         metrics.append(learner.apply(batch, number, sums))
     return mean_metrics(metrics)

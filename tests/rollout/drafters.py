@@ -17,11 +17,11 @@ class Scripted(BaseDrafter):
     def __init__(self, name: str, answers: dict[int, Completion], vocab: int, right: bool):
         self.name, self.answers, self.vocab, self.right = name, answers, vocab, right
 
-    def propose(self, texts, strategy):
-        draft = Draft.empty(len(texts), strategy.nodes)
-        for row, text in enumerate(texts):
-            written = len(text.tokens) - len(text.request.prompt)
-            ahead = self.answers[text.request.id].tokens[written : written + strategy.depth]
+    def propose(self, sequences, strategy):
+        draft = Draft.empty(len(sequences), strategy.nodes)
+        for row, sequence in enumerate(sequences):
+            written = len(sequence.tokens) - len(sequence.request.prompt)
+            ahead = self.answers[sequence.request.id].tokens[written : written + strategy.depth]
             for i, token in enumerate(ahead):
                 draft.tokens[row, i] = token if self.right else (token + 1 + i) % self.vocab
         return draft
@@ -35,11 +35,11 @@ class Chaos(BaseDrafter):
     def __init__(self, answers: dict[int, Completion], vocab: int, seed: int = 0):
         self.answers, self.vocab, self.random = answers, vocab, random.Random(seed)
 
-    def propose(self, texts, strategy):
-        draft, r = Draft.empty(len(texts), strategy.nodes), self.random
-        for row, text in enumerate(texts):
-            written = len(text.tokens) - len(text.request.prompt)
-            answer = self.answers[text.request.id].tokens[written:]
+    def propose(self, sequences, strategy):
+        draft, r = Draft.empty(len(sequences), strategy.nodes), self.random
+        for row, sequence in enumerate(sequences):
+            written = len(sequence.tokens) - len(sequence.request.prompt)
+            answer = self.answers[sequence.request.id].tokens[written:]
             depths, children = [0], {0: set()}
             for i in range(r.randint(0, strategy.nodes)):
                 parent = r.choice([p for p in range(len(depths)) if depths[p] < strategy.depth])

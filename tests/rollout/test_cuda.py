@@ -89,7 +89,7 @@ def test_a_decode_step_reads_from_the_device_once():
     assert reads == steps, f"{reads} reads in {steps} steps"
 
 
-def test_a_round_of_guesses_is_two_replays_and_one_read(monkeypatch):
+def test_a_speculative_round_is_two_replays_and_one_read(monkeypatch):
     from paceline.draft.eagle.drafter import EagleDrafter
     from paceline.draft.eagle.model import DrafterShape, EagleModel
     from paceline.draft.strategy import Strategy

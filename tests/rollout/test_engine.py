@@ -220,13 +220,13 @@ def decode(tokens: list[int]) -> str:
     return "".join(chr(ord("a") + t % 26) for t in tokens)
 
 
-def test_stop_texts_count_from_min_tokens_on():
+def test_stop_strings_count_from_min_tokens_on():
     sampling = SamplingParams(max_tokens=60, min_tokens=15, stop=tuple("abcdefghijklmnopqrstuvwxyz"))
     done = run([Request(i, (20 + i, 30), sampling) for i in range(5)], decode=decode)
     assert [(len(c.tokens), c.finish_reason) for c in done.values()] == [(15, "stop")] * 5
 
 
-def test_stop_texts_end_an_answer_where_they_are_completed():
+def test_stop_strings_end_an_answer_where_they_are_completed():
     free = run([Request(i, (20 + i, 30), SamplingParams(max_tokens=60)) for i in range(30)])
     texts = {i: decode(free[i].tokens) for i in range(30)}
     stops = {i: text[20:22] for i, text in texts.items()}
@@ -239,7 +239,7 @@ def test_stop_texts_end_an_answer_where_they_are_completed():
         first = texts[i].index(stops[i]) + 2
         assert got[i].finish_reason == "stop" and got[i].tokens == free[i].tokens[:first]
         cut += first < 22
-    assert cut, "some stop text occurs before its first place"
+    assert cut, "some stop string occurs before its first place"
 
 
 def test_logprobs_are_those_of_the_policy_at_the_temperature():

@@ -89,7 +89,7 @@ def test_each_strategy_alone(strategy: Strategy):
         assert lengths[strategy.drafter](engine.stats.accept_length)
 
 
-def test_stop_texts_cut_where_plain_decoding_stops():
+def test_stop_strings_cut_where_plain_decoding_stops():
     model = MODELS["llama"]
 
     def decode(tokens):
@@ -140,7 +140,7 @@ def test_any_history(h, strategies):
     assert_same(done, plain)
 
 
-def test_a_smaller_vocabulary_to_guess_from():
+def test_a_smaller_draft_vocabulary():
     model = MODELS["llama"]
     requests = make_requests(12, seed=2)
     plain = plainly(model, requests)

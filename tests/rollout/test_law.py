@@ -33,7 +33,7 @@ def rows(keys: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, ban
 
 
 def draw(logits: torch.Tensor, draws: int, samplings: list[dict]) -> list[torch.Tensor]:
-    """Draws at distinct (request, position) pairs, sixteen positions of many requests, for each way of sampling."""
+    """Draws at distinct (request, position) pairs, sixteen positions of many requests, for each kind of sampling."""
     out: list[list[torch.Tensor]] = [[] for _ in samplings]
     for start in range(0, draws, 2048):
         n = min(2048, draws - start)
@@ -272,10 +272,11 @@ def test_the_law_holds_with_speculation_on(strategy, vocab, draws):
     model = tiny_model(dtype=torch.float32, vocab_size=vocab, hidden_size=24, num_attention_heads=2, head_dim=12)
     prompt = (5, 17, 90, 3)
 
-    def last_logits(texts: list[tuple[int, ...]]) -> torch.Tensor:
-        attention = PackedAttention([len(t) for t in texts], torch.device("cpu"))
-        hidden, _ = model(torch.tensor([t for text in texts for t in text]), attention.positions(), attention)
-        return model.logits(hidden[torch.tensor([len(t) for t in texts]).cumsum(0) - 1]).double()
+    def last_logits(sequences: list[tuple[int, ...]]) -> torch.Tensor:
+        attention = PackedAttention([len(t) for t in sequences], torch.device("cpu"))
+        tokens = torch.tensor([t for sequence in sequences for t in sequence])
+        hidden, _ = model(tokens, attention.positions(), attention)
+        return model.logits(hidden[torch.tensor([len(t) for t in sequences]).cumsum(0) - 1]).double()
 
     first = last_logits([prompt])[0].softmax(-1)
     second = torch.zeros(vocab, dtype=torch.float64)

@@ -1,5 +1,5 @@
-"""A round that begins before the last one was read changes nothing, and nothing is left of it when texts end, pause or
-are dropped meanwhile. On a CPU passes are over at once, but the order of things is that of a GPU."""
+"""A round that begins before the last one was read changes nothing, and nothing is left of it when sequences end, pause
+or are dropped meanwhile. On a CPU passes are over at once, but the order of things is that of a GPU."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ def test_metrics_tell_what_every_round_did():
     }
     assert metrics["rollout/spec_accept_length"] == sum(r.tokens for r in spec) / sum(r.batch for r in spec)
     assert metrics["rollout/spec_accept_rate"] == sum(a for _, a in drafted) / sum(d for d, _ in drafted)
-    for place in range(1, 8):
-        held = sum(a >= place for _, a in drafted)
-        assert metrics.get(f"rollout/spec_accept_at/{place}", 0.0) == held / len(drafted)
+    for depth in range(1, 8):
+        accepted = sum(a >= depth for _, a in drafted)
+        assert metrics.get(f"rollout/spec_accept_at/{depth}", 0.0) == accepted / len(drafted)
     shares = {name: metrics[f"rollout/share/{name}"] for name in ("prefill", "plain", "draft", "verify")}
     assert sum(shares.values()) == pytest.approx(1) and min(shares.values()) > 0
     plain = sum(r.seconds for r in decoded if r.strategy == "plain")
@@ -55,7 +55,7 @@ def test_metrics_tell_what_every_round_did():
     assert f"accept length {metrics['rollout/spec_accept_length']:.2f}" in describe_speculation(metrics)
 
 
-def test_a_rollout_without_guesses_has_no_acceptance():
+def test_a_rollout_without_draft_tokens_has_no_acceptance():
     engine = RolloutEngine(reasoner(), EngineSettings(max_batch=4))
     before = engine.stats.snapshot()
     list(engine.run(problems(4, 8)))

@@ -21,7 +21,7 @@ DEEP = Strategy.parse("neural:5")
 OFF = (3, 10, 1, 40, 6, 12, 2, 25, 5, 18, 3, 10, 1, 40, 2, 8, 4, 150, 3, 10, 1, 6, 2, 4, 5)
 """Plain rounds before each switch; the longest is more than the drafter looks back on."""
 ON = 12  # speculative rounds after it
-SETTLED = 10  # of them are looked at
+FIRST_ROUNDS = 10  # of a stretch, whose accept length is compared
 BATCH = 3
 
 
@@ -50,11 +50,11 @@ def roll_out(model, requests, choose, batch=BATCH) -> Rollout:
     neural = engine.drafters["neural"]
     extend_cache, propose, passes, made = neural.extend_cache, engine.runner.propose, 0, 0
 
-    def counted(count, new, *room):
+    def counted(count, new, *lookahead):
         nonlocal passes, made
         passes += 1
-        made += 0 if room else count * new  # with room for drafts: the last one
-        return extend_cache(count, new, *room)
+        made += 0 if lookahead else count * new  # with slots for draft tokens: the last one
+        return extend_cache(count, new, *lookahead)
 
     def proposed(rows, *rest):
         nonlocal made
@@ -151,14 +151,14 @@ def test_passes_for_many_texts_are_no_larger_than_for_some(toggled):
         assert neural.step < neural.reach(batch) <= neural.ring.window
 
 
-def test_guesses_hold_as_often_right_after_switching_on(model, requests, toggled):
+def test_draft_tokens_are_accepted_as_often_right_after_switching_on(model, requests, toggled):
     stretches = after_switching_on(toggled.rounds)
-    early = accept_length([r for stretch in stretches for r in stretch[:SETTLED]])
+    early = accept_length([r for stretch in stretches for r in stretch[:FIRST_ROUNDS]])
     average = accept_length([r for stretch in stretches for r in stretch])
     always = roll_out(model, requests, lambda batch: DEEP, batch=32)
     never_off = accept_length([r for r in always.rounds if r.strategy == str(DEEP)])
     long_off = [stretch for off, stretch in zip(itertools.cycle(OFF), stretches, strict=False) if off >= 25]
-    rested = accept_length([r for stretch in long_off for r in stretch[:SETTLED]])
+    rested = accept_length([r for stretch in long_off for r in stretch[:FIRST_ROUNDS]])
     print(
         f"accept length {early:.3f} after switching on, {rested:.3f} where it was off for long, "
         f"{average:.3f} on average, {never_off:.3f} if never off"

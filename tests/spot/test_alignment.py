@@ -1,7 +1,7 @@
 """Features beside the right tokens, from the rollout through the buffer and training back into the rollout.
 
 The policy is one whose next token is known: a function of the last two, which it has learned. A drafter that is trained
-on the right features drafts nearly everything right; one that is trained with features of one place further
+on the right features drafts nearly everything right; one that is trained with features of one position further
 on or back does not, however well it seems to do in training.
 """
 
@@ -31,7 +31,7 @@ from ..conftest import tiny_model
 from .test_trainer import rounds
 
 SYMBOLS, PROMPT, DEPTH = 7, 4, 3
-ANSWER = 1 + 4 * (1 + DEPTH)  # one token of the prefill and four checks in which everything holds
+ANSWER = 1 + 4 * (1 + DEPTH)  # one token of the prefill and four verifications that accept all draft tokens
 
 
 def next_symbol(before: int, last: int) -> int:
@@ -39,10 +39,10 @@ def next_symbol(before: int, last: int) -> int:
 
 
 def follow(prompt: tuple[int, ...]) -> list[int]:
-    text = list(prompt)
-    while len(text) < PROMPT + ANSWER:
-        text.append(next_symbol(*text[-2:]))
-    return text
+    sequence = list(prompt)
+    while len(sequence) < PROMPT + ANSWER:
+        sequence.append(next_symbol(*sequence[-2:]))
+    return sequence
 
 
 def make_prompts(count: int, seed: int) -> list[tuple[int, ...]]:
@@ -60,12 +60,12 @@ def taught(**changes: object) -> Decoder:
     model = tiny_model(dtype=torch.float32, vocab_size=16, **changes).init_weights(0, std=0.08).requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(300):
-        texts = [follow(prompt) for prompt in make_prompts(32, seed=1000 + step)]
-        tokens = torch.tensor(texts).view(-1)
-        attention = PackedAttention([len(text) for text in texts], model.device)
-        place = attention.positions()
-        hidden, _ = model(tokens, place, attention)
-        known = (place >= PROMPT - 1) & (place < PROMPT + ANSWER - 1)
+        sequences = [follow(prompt) for prompt in make_prompts(32, seed=1000 + step)]
+        tokens = torch.tensor(sequences).view(-1)
+        attention = PackedAttention([len(sequence) for sequence in sequences], model.device)
+        position = attention.positions()
+        hidden, _ = model(tokens, position, attention)
+        known = (position >= PROMPT - 1) & (position < PROMPT + ANSWER - 1)
         loss = F.cross_entropy(model.logits(hidden)[known], tokens.roll(-1)[known])
         optimizer.zero_grad()
         loss.backward()
@@ -74,7 +74,7 @@ def taught(**changes: object) -> Decoder:
 
 
 def answer(policy: Decoder, prompts: list[tuple[int, ...]], drafter: EagleModel | None = None):
-    """What the policy writes -> the texts, and tokens per check."""
+    """Completions of the policy with their prompts, and the accept length."""
     strategy = Strategy.parse(f"neural:{DEPTH}")
     drafting = ([EagleDrafter(drafter)], [strategy]) if drafter else ((), None)
     engine = RolloutEngine(policy, EngineSettings(max_batch=32), None, *drafting)
@@ -86,12 +86,12 @@ def answer(policy: Decoder, prompts: list[tuple[int, ...]], drafter: EagleModel 
 
 
 def trained(policy: Decoder, shift: int) -> EagleModel:
-    """A drafter that SpotTrainer has trained and published, on features that lie so many places too far on."""
+    """A drafter that SpotTrainer has trained and published, on features that lie `shift` positions too far on."""
     drafter = EagleModel(policy, DrafterShape(96, 32)).init_weights(0, std=0.1)
     buffer = SpotBuffer(2**24)
-    for text in answer(policy, make_prompts(160, seed=1))[0]:
-        texts = read_sequences(drafter, [(text, PROMPT)])
-        buffer.put(FeatureSample(texts.tokens.int(), PROMPT, texts.features.roll(shift, 0), texts.hidden))
+    for sequence in answer(policy, make_prompts(160, seed=1))[0]:
+        sequences = read_sequences(drafter, [(sequence, PROMPT)])
+        buffer.put(FeatureSample(sequences.tokens.int(), PROMPT, sequences.features.roll(shift, 0), sequences.hidden))
     # A clock by which steps take just the time that they may, so that they stay as large as they are.
     ticks = itertools.count()
     settings = SpotSettings(step_s=1 / 32)
@@ -104,9 +104,9 @@ def trained(policy: Decoder, shift: int) -> EagleModel:
 
 
 @pytest.mark.parametrize("shift", [0, 1, -1])
-def test_only_the_right_features_lead_to_the_right_guesses(policy, shift):
-    texts, accept_length = answer(policy, make_prompts(32, seed=2), trained(policy, shift))
-    right = [t[i] == next_symbol(*t[i - 2 : i]) for t in texts for i in range(PROMPT, len(t))]
+def test_only_the_right_features_lead_to_the_right_draft_tokens(policy, shift):
+    sequences, accept_length = answer(policy, make_prompts(32, seed=2), trained(policy, shift))
+    right = [t[i] == next_symbol(*t[i - 2 : i]) for t in sequences for i in range(PROMPT, len(t))]
     assert sum(right) > 0.97 * len(right), "the policy knows its rule"
     if shift == 0:
         assert accept_length > 0.93 * (1 + DEPTH)

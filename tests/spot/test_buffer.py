@@ -1,6 +1,7 @@
 """What is kept to learn from: this step's answers and the longest of the step before, decided before it is copied.
 
-Tests of which answers are the longest give all of the room to them; others leave a part to answers of any length."""
+Tests of which answers are the longest give all of the capacity to them; others leave a part to answers of any
+length."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from paceline.spot.samples import FeatureSample
 
 WIDTH = 4
 EACH = 4 + 4 * 3 * WIDTH + 4 * WIDTH  # bytes per token in float32
-ROOM = 1600 * EACH  # for 1,400 tokens, and for 200 that are held out
+CAPACITY = 1600 * EACH  # for 1,400 tokens, and for 200 that are held out
 
 
 def tokens_of(length: int, held_out: bool = False) -> torch.Tensor:
-    """A text of this length that is held out, or one that is not."""
+    """A sequence of this length that is held out, or one that is not."""
     for first in itertools.count():
         tokens = torch.full((length,), 7, dtype=torch.int32)
         tokens[0] = first
@@ -55,8 +56,8 @@ def real_bytes(buffer: SpotBuffer) -> int:
     st.sampled_from([0.0, ANY_LENGTH]),
 )
 @example([(10, False), (10_000, False), "next", (10_000, False), (10, True), "again", (5_000, True)], 12_000, 0.0)
-def test_never_more_bytes_than_it_may_have_and_no_longer_one_goes_for_a_shorter(history, room, any_length):
-    buffer = SpotBuffer(room * EACH, any_length)
+def test_never_more_bytes_than_it_may_have_and_no_longer_one_goes_for_a_shorter(history, capacity, any_length):
+    buffer = SpotBuffer(capacity * EACH, any_length)
     for event in history:
         before = buffer._longest.new + buffer._held_out.new
         others = list(buffer._any_length.new)
@@ -81,7 +82,7 @@ def test_never_more_bytes_than_it_may_have_and_no_longer_one_goes_for_a_shorter(
 
 
 def test_this_step_and_the_longest_of_the_step_before():
-    buffer = SpotBuffer(ROOM, any_length=0.0)
+    buffer = SpotBuffer(CAPACITY, any_length=0.0)
     for length in (10, 400, 20, 300):
         buffer.put(answer(length, mark=1.0))
     buffer.next_step()
@@ -102,7 +103,7 @@ def test_this_step_and_the_longest_of_the_step_before():
 
 
 def test_early_answers_are_short_and_leave_half_of_the_room_to_the_long_ones_of_the_step_before():
-    buffer = SpotBuffer(ROOM, any_length=0.0)
+    buffer = SpotBuffer(CAPACITY, any_length=0.0)
     for length in (420, 450, 460, 5, 6, 7):
         assert buffer.put(answer(length, mark=1.0))
     buffer.next_step()
@@ -118,7 +119,7 @@ def test_early_answers_are_short_and_leave_half_of_the_room_to_the_long_ones_of_
 
 def test_half_of_what_the_step_had_is_kept_not_half_of_what_fits():
     """Where only the longest fit, all of them are among the longer half."""
-    buffer = SpotBuffer(ROOM, any_length=0.0)
+    buffer = SpotBuffer(CAPACITY, any_length=0.0)
     for length in (*range(410, 380, -10), *range(200, 20, -10)):
         buffer.put(answer(length))
     kept = lengths(buffer)
@@ -141,7 +142,7 @@ def test_an_answer_cut_down_to_its_prompt_teaches_nothing():
     buffer = SpotBuffer(5 * EACH, any_length=0.0)
     assert not buffer.put(answer(100, prompt=5))
     assert len(buffer) == 0 and buffer.bytes == 0 and buffer.seen == 1
-    with pytest.raises(UserError, match="needs room"):
+    with pytest.raises(UserError, match="has no capacity"):
         SpotBuffer(0)
 
 
@@ -166,7 +167,7 @@ WIDE = 2 * (TAPS + 1) * HIDDEN  # bytes per token in bfloat16, beside the token 
 
 
 def long_tail(seed: int, count: int = 128, longest: int = 2541) -> list[torch.Tensor]:
-    """Texts of a step: most are short, some are not."""
+    """Sequences of a step: most are short, some are not."""
     g = torch.Generator().manual_seed(seed)
     sizes = (torch.empty(count).log_normal_(5.6, 0.9, generator=g)).clamp(60, longest).int().tolist()
     sizes[count // 2] = longest
@@ -174,7 +175,7 @@ def long_tail(seed: int, count: int = 128, longest: int = 2541) -> list[torch.Te
 
 
 class Shown(torch.Tensor):
-    """What a policy thought of a text; tells when it is copied, and how much of it."""
+    """The features of a sequence; records when they are copied, and how many of them."""
 
     copied: list[int] = []  # noqa: RUF012 (of all of them)
 
@@ -195,13 +196,13 @@ def thoughts(count: int, fill: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]
 @pytest.mark.parametrize("order", ["longest first", "shortest first", "as they come"])
 def test_at_the_size_of_a_7b_the_longest_are_kept_and_nothing_is_copied_in_vain(order, any_length):
     """256 MB hold 9,362 tokens of 128 answers of up to 2,541."""
-    texts = long_tail(0)
+    sequences = long_tail(0)
     if order != "as they come":
-        texts.sort(key=len, reverse=order == "longest first")
-    assert sum(map(len, texts)) > 4 * 9362
+        sequences.sort(key=len, reverse=order == "longest first")
+    assert sum(map(len, sequences)) > 4 * 9362
     buffer = SpotBuffer(256 * 2**20, any_length)
     Shown.copied.clear()
-    for tokens in texts:
+    for tokens in sequences:
         entry = buffer.reserve(tokens, 50, WIDE)
         assert real_bytes(buffer) + (entry.bytes if entry else 0) <= buffer.max_bytes, "before the copy, too"
         if entry is None:  # what cannot be copied, for there is nothing there
@@ -211,7 +212,7 @@ def test_at_the_size_of_a_7b_the_longest_are_kept_and_nothing_is_copied_in_vain(
         buffer.fill(entry, *thoughts(len(tokens)))
         assert real_bytes(buffer) == buffer.bytes <= buffer.max_bytes
     kept = sorted(lengths(buffer), reverse=True)
-    others = sorted((len(t) for t in texts if zlib.crc32(t.numpy().tobytes()) % HELD_OUT), reverse=True)
+    others = sorted((len(t) for t in sequences if zlib.crc32(t.numpy().tobytes()) % HELD_OUT), reverse=True)
     assert kept[0] == others[0] == 2541
     for longest in range(3):
         assert others[longest] in kept, "no longer one is missing"
@@ -226,26 +227,28 @@ def test_a_quarter_is_for_answers_of_any_length():
     """Where not all fit, those that are not among the longest are chosen by hash, so theirs are lengths like any."""
     longest, others, dropped = [], [], []
     for seed in range(20):
-        texts = long_tail(seed)
+        sequences = long_tail(seed)
         buffer = SpotBuffer(256 * 2**20, ANY_LENGTH)
-        entries = [buffer.reserve(tokens, 50, WIDE) for tokens in texts]
+        entries = [buffer.reserve(tokens, 50, WIDE) for tokens in sequences]
         kept = [e for e in entries if e and not e.evicted and not e.held_out]
         assert set(kept) == {*buffer._longest.new, *buffer._any_length.new}
         assert 0.5 < buffer._any_length.bytes / buffer._any_length.max_bytes <= 1
         longest += [e.length for e in buffer._longest.new]
         others += [e.length for e in buffer._any_length.new]
         known = {tuple(e.tokens.tolist()) for e in entries if e and not e.evicted}
-        dropped += [len(t) for t in texts if tuple(t.tolist()) not in known]
+        dropped += [len(t) for t in sequences if tuple(t.tolist()) not in known]
     median = [sorted(part)[len(part) // 2] for part in (longest, others, dropped)]
     assert median[0] > 3 * median[1] and 0.6 < median[1] / median[2] < 1.6, median
 
 
 def test_where_all_fit_all_are_kept_and_the_longest_half_goes_on():
-    buffer = SpotBuffer(ROOM, ANY_LENGTH)
+    buffer = SpotBuffer(CAPACITY, ANY_LENGTH)
     for length in (10, 400, 20, 300, 500):
         assert buffer.put(answer(length))
     assert sorted(lengths(buffer)) == [10, 20, 300, 400, 500]
-    assert buffer._any_length.new, "three quarters of the room hold the longest, the rest is among those of any length"
+    assert buffer._any_length.new, (
+        "three quarters of the capacity hold the longest, the rest is among those of any length"
+    )
     buffer.next_step()
     assert sorted(lengths(buffer)) == [300, 400, 500]
 

@@ -23,13 +23,13 @@ HIDDEN = 48
 EACH = 4 + 4 * 4 * HIDDEN  # bytes per token in float32
 
 
-def text(length: int, seed: int) -> list[int]:
+def tokens_of(length: int, seed: int) -> list[int]:
     rng = random.Random(1000 * length + seed)
     return [rng.randrange(128) for _ in range(length)]
 
 
 def make(tokens: int, when: str, any_length: float = 0.0) -> DrafterLearning:
-    """With room for so many tokens, an eighth of it for what is held out."""
+    """With capacity for so many tokens, an eighth of it for what is held out."""
     drafter = EagleModel(tiny_model(dtype=torch.float32), DrafterShape(64, 16)).init_weights(0)
     config = SpotConfig(when=when, buffer_mb=tokens * EACH / 2**20)
     spot = DrafterLearning(drafter, config, seed=0)
@@ -43,9 +43,9 @@ def read(monkeypatch) -> list[int]:
     lengths: list[int] = []
     real = learning.read_sequences
 
-    def note(drafter, texts):
-        lengths.extend(len(tokens) for tokens, _ in texts)
-        return real(drafter, texts)
+    def note(drafter, sequences):
+        lengths.extend(len(tokens) for tokens, _ in sequences)
+        return real(drafter, sequences)
 
     monkeypatch.setattr(learning, "read_sequences", note)
     return lengths
@@ -63,7 +63,7 @@ def test_only_what_is_kept_is_read(read, any_length):
     lengths = [30 + 3 * i for i in range(60)]
     random.Random(0).shuffle(lengths)
     for i, length in enumerate(lengths):
-        tokens = text(length, i)
+        tokens = tokens_of(length, i)
         spot.finished(tokens[:5], tokens[5:])
     read_all(spot)
     samples = spot.buffer.samples
@@ -82,29 +82,29 @@ def test_only_what_is_kept_is_read(read, any_length):
 
 def test_of_what_is_kept_in_part_only_that_is_read(read):
     spot = make(160, "tail")
-    tokens = text(400, 0)
+    tokens = tokens_of(400, 0)
     spot.finished(tokens[:5], tokens[5:])
     read_all(spot)
     (kept,) = spot.buffer.samples
     assert read == [len(kept)] == [20 if kept.held_out else 140]
 
 
-def shown(spot: DrafterLearning, texts, answers) -> None:
+def shown(spot: DrafterLearning, sequences, answers) -> None:
     """As the learner shows what it has run the policy over."""
     for i in answers:
-        got = read_sequences(spot.trainer.drafter, [texts[i]])
+        got = read_sequences(spot.trainer.drafter, [sequences[i]])
         spot.on_hidden(i, got.tokens, got.features, got.hidden)
 
 
 @pytest.mark.parametrize("when", ["tail", "update"])
 def test_what_the_learner_is_asked_to_show(when):
     spot = make(8000, when)
-    texts = {i: (text(20 + i, i), 5) for i in range(40)}
-    lengths = [len(tokens) - prompt for tokens, prompt in texts.values()]
-    spot.begin_update(lengths, texts, first=True)
-    wanted = [i for i in texts if spot.wants_hidden(i)]
+    sequences = {i: (tokens_of(20 + i, i), 5) for i in range(40)}
+    lengths = [len(tokens) - prompt for tokens, prompt in sequences.values()]
+    spot.begin_update(lengths, sequences, first=True)
+    wanted = [i for i in sequences if spot.wants_hidden(i)]
     assert wanted == list(range(40) if when == "update" else range(19, 40))
-    shown(spot, texts, wanted)
+    shown(spot, sequences, wanted)
     assert len(spot.buffer) == len(wanted)
     spot.begin_rollout(new_step=True)
     assert sorted(len(s) for s in spot.buffer.samples) == list(range(40, 60)), "the longer half, either way"
@@ -113,20 +113,22 @@ def test_what_the_learner_is_asked_to_show(when):
 def test_an_update_that_is_made_again_keeps_nothing_twice():
     """A worker died on the way, and the others have more to do."""
     spot = make(8000, "update")
-    texts = {i: (text(20 + i, i), 5) for i in range(12)}
-    lengths = [len(tokens) - prompt for tokens, prompt in texts.values()]
-    first = {i: texts[i] for i in range(4)}
+    sequences = {i: (tokens_of(20 + i, i), 5) for i in range(12)}
+    lengths = [len(tokens) - prompt for tokens, prompt in sequences.values()]
+    first = {i: sequences[i] for i in range(4)}
     spot.begin_update(lengths, first, first=True)
-    shown(spot, texts, [0, 1])
+    shown(spot, sequences, [0, 1])
     spot.begin_update(lengths, first, first=True)
-    shown(spot, texts, range(4))
-    spot.begin_update(lengths, {i: texts[i] for i in (4, 5, 6, 7)}, first=False)
-    shown(spot, texts, [4, 5])
-    spot.begin_update(lengths, {i: texts[i] for i in (4, 5, 6, 8)}, first=False)
-    assert [i for i in texts if spot.wants_hidden(i)] == [6, 8], "4 and 5 are there"
-    shown(spot, texts, [4, 5, 6, 8])
+    shown(spot, sequences, range(4))
+    spot.begin_update(lengths, {i: sequences[i] for i in (4, 5, 6, 7)}, first=False)
+    shown(spot, sequences, [4, 5])
+    spot.begin_update(lengths, {i: sequences[i] for i in (4, 5, 6, 8)}, first=False)
+    assert [i for i in sequences if spot.wants_hidden(i)] == [6, 8], "4 and 5 are there"
+    shown(spot, sequences, [4, 5, 6, 8])
     assert sorted(len(s) for s in spot.buffer.samples) == [20, 21, 22, 23, 24, 25, 26, 28]
-    assert spot.buffer.bytes == sum(s.bytes for s in spot.buffer.samples), "and no room is left for the one that went"
+    assert spot.buffer.bytes == sum(s.bytes for s in spot.buffer.samples), (
+        "and nothing is reserved for the one that went"
+    )
 
 
 def sample(length: int, prompt: int) -> FeatureSample:
@@ -175,13 +177,13 @@ def test_an_answer_longer_than_all_that_is_judged_is_judged_by_a_part():
 
 
 def test_a_piece_is_judged_as_the_same_tokens_of_the_whole():
-    """Where they lie in the text is nothing that a drafter knows; its window is all that it sees."""
+    """Where they lie in the sequence is nothing that a drafter knows; its window is all that it sees."""
     drafter = EagleModel(tiny_model(dtype=torch.float64), DrafterShape(64, 16)).init_weights(0, std=0.1)
-    got = read_sequences(drafter, [(text(300, 0), 5)])
+    got = read_sequences(drafter, [(tokens_of(300, 0), 5)])
     whole = FeatureSample(got.tokens.int(), 5, got.features, got.hidden)
     late, piece = lay_out([whole]), lay_out([whole.part(120, 200, 2)])
-    late.learn &= (late.place >= 150) & (late.place < 199)
-    piece.learn &= piece.place >= 30
+    late.learn &= (late.positions >= 150) & (late.positions < 199)
+    piece.learn &= piece.positions >= 30
     assert piece.learn.sum() == late.learn.sum() == 49
     assert expected_accept_length(drafter, piece, 1) == pytest.approx(
         expected_accept_length(drafter, late, 1), abs=1e-9
@@ -191,9 +193,9 @@ def test_a_piece_is_judged_as_the_same_tokens_of_the_whole():
 def test_the_learner_is_not_asked_for_an_answer_that_had_to_leave():
     """All are asked about before the first is computed, so what the policy runs over for the buffer stays there."""
     spot = make(1200, "update", ANY_LENGTH)
-    texts = {i: (text(30 + 3 * i, i), 5) for i in range(60)}
-    spot.begin_update([len(tokens) - 5 for tokens, _ in texts.values()], texts, first=True)
+    sequences = {i: (tokens_of(30 + 3 * i, i), 5) for i in range(60)}
+    spot.begin_update([len(tokens) - 5 for tokens, _ in sequences.values()], sequences, first=True)
     assert any(entry.evicted for entry in spot._entries.values()), "some left for one with a higher hash"
-    wanted = [i for i in texts if spot.wants_hidden(i)]
-    shown(spot, texts, texts)
+    wanted = [i for i in sequences if spot.wants_hidden(i)]
+    shown(spot, sequences, sequences)
     assert sorted(len(spot._entries[i]) for i in wanted) == sorted(map(len, spot.buffer.samples))

@@ -156,7 +156,7 @@ def test_with_nothing_to_judge_by_training_goes_on():
     assert all(torch.equal(x, y) for x, y in zip(kept, everything(worker), strict=True))
 
 
-def test_in_bfloat16_all_workers_guess_with_the_same_weights():
+def test_in_bfloat16_all_workers_draft_with_the_same_weights():
     policy, workers = counting_policy().to(torch.bfloat16), []
     for seed in (1, 2):
         drafter = EagleModel(policy, DrafterShape(64, 32)).init_weights(0, std=0.1)

@@ -90,11 +90,11 @@ def test_before_the_first_step_there_is_a_state_too(tmp_path):
 def test_loading_forgets_what_was_trained_before():
     drafter = EagleModel(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
     fresh, used = DrafterTrainer(drafter, SLOW), DrafterTrainer(drafter, SLOW)
-    texts = read_sequences(drafter, [([(i % 48) for i in range(40)], 4)])
-    used.step(texts)
+    sequences = read_sequences(drafter, [([(i % 48) for i in range(40)], 4)])
+    used.step(sequences)
     used.load(*fresh.state())
-    fresh.step(texts)
-    used.step(texts)
+    fresh.step(sequences)
+    used.step(sequences)
     assert all(torch.equal(x, y) for x, y in zip(fresh.masters, used.masters, strict=True))
 
 

@@ -24,8 +24,8 @@ def counted(drafter: EagleModel, count: int, seed: int = 0, prompt: int = 4):
     for _ in range(count):
         start, length = rng.randrange(48), rng.randint(12, 40)
         tokens = [(start + i) % 48 for i in range(length)]
-        texts = read_sequences(drafter, [(tokens, prompt)])
-        yield FeatureSample(texts.tokens.int(), prompt, texts.features, texts.hidden)
+        sequences = read_sequences(drafter, [(tokens, prompt)])
+        yield FeatureSample(sequences.tokens.int(), prompt, sequences.features, sequences.hidden)
 
 
 @pytest.fixture
@@ -46,9 +46,9 @@ def rounds(count: int):
 def test_what_the_buffer_gives_back_is_what_the_policy_thought(spot):
     samples = spot.buffer.samples[:5]
     again = read_sequences(spot.drafter, [(s.tokens.tolist(), s.prompt) for s in samples])
-    texts = lay_out(samples)
-    for name in ("tokens", "place", "features", "hidden", "learn"):
-        torch.testing.assert_close(getattr(texts, name), getattr(again, name))
+    sequences = lay_out(samples)
+    for name in ("tokens", "positions", "features", "hidden", "learn"):
+        torch.testing.assert_close(getattr(sequences, name), getattr(again, name))
 
 
 def test_learns_a_policy_whose_next_token_is_known_and_publishes_it(spot):
@@ -56,7 +56,7 @@ def test_learns_a_policy_whose_next_token_is_known_and_publishes_it(spot):
     before = spot.evaluate()
     stats = spot.train(rounds(120))
     old, new, _ = spot.evaluate()
-    assert before[0] == old < 1.5 and new > 3.5, "of at most four tokens per check"
+    assert before[0] == old < 1.5 and new > 3.5, "of at most four"
     assert stats.steps == 120 and stats.tokens > 0 and stats.loss < 1
     untouched = spot.drafter.fc.clone()
     assert spot.publish().better and spot.version == 1
@@ -65,7 +65,7 @@ def test_learns_a_policy_whose_next_token_is_known_and_publishes_it(spot):
     assert spot.publish() is None and spot.version == 1, "nothing was trained since"
 
 
-def test_training_does_not_touch_the_drafter_that_guesses(spot):
+def test_training_does_not_touch_the_drafter_that_proposes(spot):
     before = {k: v.clone() for k, v in spot.drafter.state_dict().items()}
     spot.train(rounds(6))
     assert all(torch.equal(v, before[k]) for k, v in spot.drafter.state_dict().items())
@@ -120,11 +120,11 @@ def test_steps_come_to_take_the_time_that_is_set(spot):
     now, sizes = 0.0, []
     begin = spot._optimizer.begin
 
-    def slow(texts, progress=0.0):
+    def slow(sequences, progress=0.0):
         nonlocal now
-        now += 0.1 + len(texts.tokens) / 1000
-        sizes.append(len(texts.tokens))
-        begin(texts, progress)
+        now += 0.1 + len(sequences.tokens) / 1000
+        sizes.append(len(sequences.tokens))
+        begin(sequences, progress)
 
     spot._optimizer.begin, spot._clock, spot.step_size.step_s = slow, lambda: now, 0.35
     spot.train(rounds(60))
@@ -137,11 +137,11 @@ def test_steps_do_not_shrink_where_that_saves_no_time(spot):
     now, sizes = 0.0, []
     begin = spot._optimizer.begin
 
-    def slow(texts, progress=0.0):
+    def slow(sequences, progress=0.0):
         nonlocal now
         now += 0.2
-        sizes.append(len(texts.tokens))
-        begin(texts, progress)
+        sizes.append(len(sequences.tokens))
+        begin(sequences, progress)
 
     spot._optimizer.begin, spot._clock, spot.step_size.step_s = slow, lambda: now, 0.05
     spot.step_size.tokens = 1024.0
@@ -150,7 +150,7 @@ def test_steps_do_not_shrink_where_that_saves_no_time(spot):
 
 
 def test_expected_accept_length_of_a_drafter_that_knows_and_of_one_that_does_not(spot):
-    texts = lay_out(spot.buffer.samples)
+    sequences = lay_out(spot.buffer.samples)
     chance = 1 + sum((1 / 48) ** k for k in (1, 2, 3))
     spot.drafter.norm.data.zero_()  # every token is as likely as any other
-    assert expected_accept_length(spot.drafter, texts, 3) == pytest.approx(chance, abs=0.02)
+    assert expected_accept_length(spot.drafter, sequences, 3) == pytest.approx(chance, abs=0.02)

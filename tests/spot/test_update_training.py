@@ -49,16 +49,16 @@ def own_clock(monkeypatch):
 @pytest.mark.parametrize("drafted", ["all tokens", "some"])
 def test_a_drafter_that_begins_untrained_learns_and_goes_on_after_a_resume(tmp_path, monkeypatch, drafted):
     if drafted == "some":
-        monkeypatch.setattr("paceline.draft.eagle.vocabulary.LARGE", 100)
+        monkeypatch.setattr("paceline.draft.eagle.vocabulary.LARGE_VOCAB", 100)
         monkeypatch.setattr("paceline.draft.eagle.vocabulary.DRAFT_VOCAB", 100)
     config = load_config(None, [*WORDS, f"run_dir={tmp_path / 'run'}"])
     run, rows = train(config)
-    told = [row for row in rows if "drafter/expected_accept_after" in row]
-    expected = [row["drafter/expected_accept_after"] for row in told]
-    assert len(told) == 5 and expected[-1] > 1.1 * expected[0], expected
+    evaluated = [row for row in rows if "drafter/expected_accept_after" in row]
+    expected = [row["drafter/expected_accept_after"] for row in evaluated]
+    assert len(evaluated) == 5 and expected[-1] > 1.1 * expected[0], expected
     versions = [row["drafter/version"] for row in rows]
     assert versions == sorted(versions) and versions[-1] >= 3
-    for row in told:
+    for row in evaluated:
         assert row["drafter/steps"] > 0 and row["timing_s/train_drafter"] > 0
         better = row["drafter/expected_accept_after"] >= row["drafter/expected_accept_before"]
         assert row["drafter/published"] == better
@@ -96,10 +96,10 @@ def test_the_learner_shows_what_the_policy_thought_before_the_update(tmp_path):
         trainer.step()
         assert len(seen) == len(spot.buffer.samples) == 8
         for sample in spot.buffer.samples:
-            texts = lay_out([sample])
+            sequences = lay_out([sample])
             wanted = seen[tuple(sample.tokens.tolist())]
-            for name in ("tokens", "place", "features", "hidden", "learn"):
-                torch.testing.assert_close(getattr(texts, name), getattr(wanted, name))
+            for name in ("tokens", "positions", "features", "hidden", "learn"):
+                torch.testing.assert_close(getattr(sequences, name), getattr(wanted, name))
     finally:
         trainer.close()
 

@@ -37,19 +37,19 @@ class Calls:
         self._number = 0
 
     def send(self, workers: Sequence[int], name: str, *args: Any) -> None:
-        """Have these do something, and do not wait. It is done before what they are told next."""
+        """Have these do something, and do not wait. Calls are carried out in the order in which they are sent."""
         self._send(workers, Call(name, args))
 
     def _send(self, workers: Sequence[int], call: Call) -> None:
         for worker in workers:
-            self.liveness.told(worker)
+            self.liveness.sent(worker)
         self.transport.send(workers, call)
 
     def each(self, calls: dict[int, Named]) -> dict[int, Any]:
         """Call these workers and wait for what they return. Raises `Broken` if one of them is lost."""
         self._number += 1
         number = self._number
-        same: dict[int, list[int]] = {}  # those that are told the same, so that it can be pickled once
+        same: dict[int, list[int]] = {}  # by call: workers that get the same, which is pickled once
         for worker, named in calls.items():
             same.setdefault(id(named), []).append(worker)
         for workers in same.values():

@@ -58,9 +58,9 @@ class Cluster:
         """Orders of the present rollout, each with its reason, and when they were given."""
 
     @property
-    def members(self) -> tuple[int, ...]:
+    def workers(self) -> tuple[int, ...]:
         """Workers that decode and learn at present."""
-        return self.liveness.members
+        return self.liveness.workers
 
     @property
     def lost(self) -> list[int]:
@@ -94,9 +94,9 @@ class Cluster:
         tokens = [0] * workers
         self.decisions = []
         self.tokens = 0
-        for worker in self.members:
+        for worker in self.workers:
             state.take(Joined(worker, self.liveness.generation(worker)))
-        self.calls.send(self.members, "begin", step, mode, train)
+        self.calls.send(self.workers, "begin", step, mode, train)
         while True:
             for order in decide(state, train):
                 self._carry_out(order, by_id)
@@ -136,13 +136,13 @@ class Cluster:
 
     def clear(self) -> None:
         """Give up the rollout that is going on."""
-        self.calls.send(self.members, "clear")
+        self.calls.send(self.workers, "clear")
 
     def explain(self, pairs: list[tuple[Completion, Completion]]) -> list[Difference]:
         """Why completions of the same requests differ, if any do."""
         if not pairs:
             return []
-        return next(iter(self.group.until_done(lambda: {self.members[0]: ("explain", (pairs,))}).values()))
+        return next(iter(self.group.until_done(lambda: {self.workers[0]: ("explain", (pairs,))}).values()))
 
     # Learning
 
@@ -193,12 +193,12 @@ class Cluster:
         def anew() -> tuple[Path, int]:
             for file in folder.glob("learner-*"):  # whoever was lost may have left half of one
                 file.unlink()
-            return folder, self.members[0]
+            return folder, self.workers[0]
 
         return next(iter(self.group.all("save", anew).values()))
 
     def restore_tuner(self, state: dict[str, Any]) -> None:
-        self.calls.send(self.members, "restore_tuner", state)
+        self.calls.send(self.workers, "restore_tuner", state)
 
     def close(self) -> None:
         self.transport.close()

@@ -37,30 +37,30 @@ class WorkerGroup:
         self._store = Store(self._host, c.port, c.timeout_s) if c.workers > 1 else None
 
     @property
-    def members(self) -> tuple[int, ...]:
-        return self.liveness.members
+    def workers(self) -> tuple[int, ...]:
+        return self.liveness.workers
 
     # Doing things together
 
     def all(self, name: str, make_args: Callable[[], tuple[Any, ...]] = tuple) -> dict[int, Any]:
-        """Have all members do the same."""
-        return self.until_done(lambda: dict.fromkeys(self.members, (name, make_args())))
+        """Have all workers do the same."""
+        return self.until_done(lambda: dict.fromkeys(self.workers, (name, make_args())))
 
     def until_done(self, calls: Callable[[], dict[int, Named]]) -> dict[int, Any]:
-        """Have members do something. If one is lost meanwhile, the rest does it again: every call allows that. `calls`
+        """Have workers do something. If one is lost meanwhile, the rest does it again: every call allows that. `calls`
         is asked anew then, because it depends on who there is."""
         tries = 0
         while True:
-            if self.members != tuple(self.liveness.group):
-                self._regroup(self.members)
+            if self.workers != tuple(self.liveness.group):
+                self._regroup(self.workers)
             lost = len(self.liveness.lost)
             try:
                 return self.calls.each(calls())
             except Broken as err:
                 if len(self.liveness.lost) == lost:
                     tries += 1
-                    self._after_failure(err, tries, self.members)
-                self._regroup(self.members)
+                    self._after_failure(err, tries, self.workers)
+                self._regroup(self.workers)
 
     # Meeting
 
@@ -70,7 +70,7 @@ class WorkerGroup:
         for worker in everybody:
             self.liveness.start(worker)
         tries = 0
-        while self.members != everybody:
+        while self.workers != everybody:
             self.liveness.await_all()
             self._holders = assign_holders(len(everybody), everybody)
             lost = len(self.liveness.lost)
@@ -87,66 +87,66 @@ class WorkerGroup:
     def admit(self) -> None:
         """Take in workers that were started again and are ready by now."""
         self.liveness.listen(0.0)
-        if set(self.members) != self.liveness.living:
+        if set(self.workers) != self.liveness.living:
             self._regroup(tuple(sorted(self.liveness.living)))
 
-    def _regroup(self, members: tuple[int, ...]) -> None:
+    def _regroup(self, workers: tuple[int, ...]) -> None:
         """Form a process group of these, or of those of them that are not lost or given up on the way. One that is lost
         and back before the group stands is another generation: it knows nothing of what the others are in the middle
         of, and has to wait."""
         liveness = self.liveness
-        wanted = [(w, liveness.generation(w)) for w in members]
+        wanted = [(w, liveness.generation(w)) for w in workers]
         tries = 0
         while True:
-            if not set(members) & set(self.members):
+            if not set(workers) & set(self.workers):
                 raise liveness.all_lost()
             lost = len(liveness.lost)
             try:
-                return self._form(members)
+                return self._form(workers)
             except Broken as err:
                 if len(liveness.lost) == lost:
                     tries += 1
-                    self._after_failure(err, tries, members)
-                members = tuple(w for w, g in wanted if w in liveness.living and liveness.generation(w) == g)
+                    self._after_failure(err, tries, workers)
+                workers = tuple(w for w, g in wanted if w in liveness.living and liveness.generation(w) == g)
 
-    def _form(self, members: tuple[int, ...]) -> None:
-        veterans = tuple(w for w in self.members if w in members) or members  # at first nobody is new
-        newcomers = tuple(w for w in members if w not in veterans)
+    def _form(self, workers: tuple[int, ...]) -> None:
+        veterans = tuple(w for w in self.workers if w in workers) or workers  # at first nobody is new
+        newcomers = tuple(w for w in workers if w not in veterans)
         before = [tuple(w for w in holders if w in veterans) for holders in self._holders]
-        if None in sources(before, members):
+        if None in sources(before, workers):
             raise self.liveness.all_lost()
         self._formed += 1
         port = self._store.port if self._store else 0
         timeout_s = self.config.cluster.timeout_s
-        rendezvous = Rendezvous(self._host, port, self._formed, members, self._backend, timeout_s)
-        self.calls.each(dict.fromkeys(members, ("join", (rendezvous, newcomers, before))))
-        self.liveness.form(members)
-        self._holders = assign_holders(self.config.cluster.workers, members)
-        self.calls.send(members, "joined")
+        rendezvous = Rendezvous(self._host, port, self._formed, workers, self._backend, timeout_s)
+        self.calls.each(dict.fromkeys(workers, ("join", (rendezvous, newcomers, before))))
+        self.liveness.form(workers)
+        self._holders = assign_holders(self.config.cluster.workers, workers)
+        self.calls.send(workers, "joined")
 
     # When it fails though nobody was lost
 
-    def _after_failure(self, err: Broken, tries: int, members: tuple[int, ...]) -> None:
+    def _after_failure(self, err: Broken, tries: int, workers: tuple[int, ...]) -> None:
         """These could not work together though nobody was lost: have it tried again, or give up those who cannot be
         reached. If the rest could not go on without them, or nobody knows who it is, the run stops."""
         if tries <= RETRIES:
-            self.liveness.note(f"workers {_listed(members)} could not work together ({err.reason()}); trying again")
+            self.liveness.note(f"workers {_listed(workers)} could not work together ({err.reason()}); trying again")
             return None
-        blamed = [w for report in err.reports for w in report.unreachable if w in members]
-        newcomers = [w for w in blamed if w not in self.members]
+        blamed = [w for report in err.reports for w in report.unreachable if w in workers]
+        newcomers = [w for w in blamed if w not in self.workers]
         suspects = sorted(set(newcomers or blamed), key=lambda w: (-blamed.count(w), -w))
         for worker in suspects:
             if worker in newcomers or self.can_do_without(worker):
                 return self.liveness.give_up(worker, f"cannot be reached by others ({err.reason()})")
         raise WorkerFailed(
-            err.reports[0].worker if err.reports else members[0],
-            f"workers {_listed(members)} could not work together, {tries} times in a row ({err.reason()})",
+            err.reports[0].worker if err.reports else workers[0],
+            f"workers {_listed(workers)} could not work together, {tries} times in a row ({err.reason()})",
             "\n".join(report.trace for report in err.reports),
         )
 
     def can_do_without(self, worker: int) -> bool:
         """Whether the others have all that it has."""
-        rest = tuple(w for w in self.members if w != worker)
+        rest = tuple(w for w in self.workers if w != worker)
         holders = [tuple(w for w in holders if w in rest) for holders in self._holders]
         return bool(rest) and None not in sources(holders, rest)
 

@@ -42,7 +42,7 @@ class InProcess:
     def receive(self, seconds: float) -> list[Report]:
         assert self.worker is not None
         if not self._reports and self.worker.busy:
-            self.worker.turn()
+            self.worker.run_once()
         reports = self._reports[:]
         self._reports.clear()
         return reports

@@ -35,11 +35,11 @@ class _Record:
     starting_since: float | None = None
     """When it was started, while it is loading (`time.monotonic`)."""
     heard: float = 0.0
-    """When it last said something, or was last told something."""
+    """When a report of it or a call to it was sent last (`time.monotonic`)."""
     waits: bool = False
     """It has said that it can do nothing before others do something."""
     failed: bool = False
-    """It has raised an error, which was told; what follows from that is not."""
+    """It has raised an error, which was reported; what follows from that is not."""
 
 
 class Liveness:
@@ -58,7 +58,7 @@ class Liveness:
         self.note = note
         self.on_error = on_error
         self._make_spec = make_spec
-        self._workers = [_Record() for _ in range(config.cluster.workers)]
+        self._records = [_Record() for _ in range(config.cluster.workers)]
         self.group: dict[int, int] = {}
         """Workers of the process group that was formed last, with their generations then."""
         self.facts: Ready | None = None
@@ -73,34 +73,34 @@ class Liveness:
     # Who is there
 
     @property
-    def members(self) -> tuple[int, ...]:
+    def workers(self) -> tuple[int, ...]:
         """Those that decode and learn; one that was started again has to wait for the next step."""
         return tuple(w for w, generation in self.group.items() if self.generation(w) == generation)
 
     @property
     def living(self) -> set[int]:
-        """Members, and those that will be with the next rollout."""
-        return {w for w, record in enumerate(self._workers) if record.alive}
+        """`workers`, and those that join with the next rollout."""
+        return {w for w, record in enumerate(self._records) if record.alive}
 
     def generation(self, worker: int) -> int:
-        return self._workers[worker].generation
+        return self._records[worker].generation
 
-    def form(self, members: Sequence[int]) -> None:
+    def form(self, workers: Sequence[int]) -> None:
         """These have formed a process group."""
-        self.group = {w: self.generation(w) for w in members}
-        for worker in set(self.missed) & set(members):
+        self.group = {w: self.generation(w) for w in workers}
+        for worker in set(self.missed) & set(workers):
             self.absences.append((worker, self.missed.pop(worker), time.time()))
 
     def start(self, worker: int) -> None:
-        record = self._workers[worker]
+        record = self._records[worker]
         self.transport.start(self._make_spec(worker, record.generation))
         record.starting_since = time.monotonic()
 
     def await_all(self) -> None:
         """Until all are ready. One that dies meanwhile is started again, like any other."""
-        while not all(record.alive for record in self._workers):
+        while not all(record.alive for record in self._records):
             self.listen(POLL_S)
-            for worker, record in enumerate(self._workers):
+            for worker, record in enumerate(self._records):
                 if not record.alive and record.starting_since is None:
                     raise RunError(
                         f"worker {worker} ended before it was ready, {record.restarts + 1} times (cluster.restarts); "
@@ -109,22 +109,22 @@ class Liveness:
 
     # Listening
 
-    def told(self, worker: int) -> None:
-        """It was given something to do: its time counts from now."""
-        self._workers[worker].heard = time.monotonic()
-        self._workers[worker].waits = False
+    def sent(self, worker: int) -> None:
+        """It was sent a call: its timeout counts from now."""
+        self._records[worker].heard = time.monotonic()
+        self._records[worker].waits = False
 
     def hurry(self, workers: set[int]) -> None:
         """One of a group has noticed that it is broken: the others do so soon, or they hang."""
         for worker in workers:
-            self._workers[worker].waits = False
-            self._workers[worker].heard = time.monotonic() - (1 - GRACE) * self.config.cluster.timeout_s
+            self._records[worker].waits = False
+            self._records[worker].heard = time.monotonic() - (1 - GRACE) * self.config.cluster.timeout_s
 
     def listen(self, seconds: float, expected: Sequence[int] = ()) -> list[Report]:
         """What the living say, less what is only for here. `expected` are those that should say something."""
         out: list[Report] = []
         for report in self.transport.receive(seconds):
-            record = self._workers[report.worker]
+            record = self._records[report.worker]
             if report.generation != record.generation:
                 continue
             record.heard = time.monotonic()
@@ -148,12 +148,12 @@ class Liveness:
         now = time.monotonic()
         out: list[Report] = []
         for worker in expected:
-            record = self._workers[worker]
+            record = self._records[worker]
             silence = now - record.heard
             if record.alive and silence > c.timeout_s * (WAITING if record.waits else 1.0):
                 out.append(Lost(worker, record.generation))
                 self.give_up(worker, f"has said nothing for {silence:.0f} s (cluster.timeout_s)")
-        for worker, record in enumerate(self._workers):
+        for worker, record in enumerate(self._records):
             since = record.starting_since
             if since is not None and now - since > c.start_timeout_s:
                 self.give_up(worker, f"was not ready after {now - since:.0f} s (cluster.start_timeout_s)")
@@ -162,15 +162,15 @@ class Liveness:
     def _take_failure(self, report: Failed) -> None:
         """An error in a worker stops the run; but one that was started again and cannot load is done without."""
         worker = report.worker
-        record = self._workers[worker]
-        if report.doing == LOADING and self.members:
+        record = self._records[worker]
+        if report.doing == LOADING and self.workers:
             self.on_error(f"worker {worker}, {report.doing}", report.trace)
             self.give_up(worker, f"cannot be started again: {report.error}", again=False)
             return
         if record.failed and report.call is None:
-            return  # it was told that something went wrong before, and what comes of that is known
+            return  # its first error was reported, and this one follows from that
         record.failed = True
-        if report.kind == "user" and not self.members:
+        if report.kind == "user" and not self.workers:
             raise UserError(report.error)
         if report.kind == "disk":
             raise OSError(report.error)
@@ -185,15 +185,15 @@ class Liveness:
         self._lose(worker, again)
 
     def _lose(self, worker: int, again: bool = True) -> None:
-        before = self._workers[worker]
+        before = self._records[worker]
         again = again and before.restarts < self.config.cluster.restarts
         # Whatever the former generation still says is ignored.
-        self._workers[worker] = _Record(before.generation + 1, before.restarts + again, heard=before.heard)
+        self._records[worker] = _Record(before.generation + 1, before.restarts + again, heard=before.heard)
         self.lost.append(worker)
         self.missed.setdefault(worker, time.time())
         self.note(
             f"worker {worker} was lost"
-            + ("; the others go on" if self.members else "")
+            + ("; the others go on" if self.workers else "")
             + ("; it is started again" if again else "; it is not started again (cluster.restarts)")
         )
         if again:

@@ -29,7 +29,7 @@ class Membership:
     @property
     def leads(self) -> bool:
         """Whether it does what only one of the group has to do."""
-        return self.peers.members[0] == self.number
+        return self.peers.workers[0] == self.number
 
     def held(self) -> list[str]:
         """Parameters whose optimizer state is here."""
@@ -49,7 +49,7 @@ class Membership:
     def take_slots(self, before: Sequence[Holders], optimizer: AdamW) -> None:
         """Have each slot of the optimizer's state sent to whoever is to hold it, from one that does, as `before` says.
         Nothing is dropped yet: if the group breaks, this is done again. Can be repeated."""
-        holders = assign_holders(len(self.slots), self.peers.members)
+        holders = assign_holders(len(self.slots), self.peers.workers)
         for slot, old, new in zip(self.slots, before, holders, strict=True):
             if not set(new) <= set(old):
                 missing = [name for name in slot if name not in optimizer.mean]

@@ -86,7 +86,7 @@ class Failed(Report):
     """Something raised an exception; the worker itself is still there, unless it could not even load."""
 
     call: int | None
-    """None for what it was doing by itself, or was told to do without an answer."""
+    """None for what it was doing by itself, or was called to do without an answer."""
     doing: str
     """`loading`, the name of a call, or what it does between calls."""
     kind: Literal["peer", "disk", "user", "error"]

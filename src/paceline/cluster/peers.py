@@ -38,10 +38,10 @@ class Peers:
     def __init__(self, rendezvous: Rendezvous, me: int, waiting: Callable[[], None] = lambda: None):
         """`waiting` is called before anything in which others are waited for. Takes `rendezvous.timeout_s` at most, and
         twice `PEER_PROBE_S` more to find out who could not be reached."""
-        self.members = rendezvous.members
+        self.workers = rendezvous.workers
         self.me = me
         self.waiting = waiting
-        self.alone = len(self.members) == 1
+        self.alone = len(self.workers) == 1
         self._group: Any = None
         self._nccl = False
         self._addresses: dict[int, Address] = {}
@@ -81,7 +81,7 @@ class Peers:
 
     def broadcast(self, tensors: Sequence[Tensor], source: int) -> None:
         """Every tensor becomes what it is at `source`."""
-        rank = self.members.index(source)
+        rank = self.workers.index(source)
         self._each(tensors, lambda flat: self._broadcast_one(flat, rank))
 
     def _broadcast_one(self, flat: Tensor, rank: int) -> None:

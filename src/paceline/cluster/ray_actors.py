@@ -71,8 +71,8 @@ class RayActors:
         self.cores = int(ray.cluster_resources().get("CPU", 1))
         self._workers: dict[int, _Remote] = {}
         self._asked: dict[Any, tuple[int, int]] = {}  # open questions -> worker and generation
-        self._lost: set[tuple[int, int]] = set()  # worker and generation, told or about to be
-        self._losses: list[Report] = []  # to be told
+        self._lost: set[tuple[int, int]] = set()  # worker and generation, reported or about to be
+        self._losses: list[Report] = []  # not reported yet
         self._lock = threading.Lock()  # for all of the above
         try:
             device = choose_ray_device(config)
@@ -209,7 +209,7 @@ class RayActors:
         return reports
 
     def _lose(self, worker: int, generation: int) -> None:
-        """Told once, at the next occasion."""
+        """Reported once, by the next `receive`."""
         with self._lock:
             if (worker, generation) in self._lost:
                 return

@@ -70,7 +70,8 @@ def parse_address(address: str) -> tuple[str, int]:
 
 def choose_ray_device(config: Config) -> str:
     """cpu or cuda, the same for all workers; says so if the cluster has too few GPUs."""
-    c, wanted = config.cluster, config.model.device
+    c = config.cluster
+    wanted = config.model.device
     gpus = int(import_ray().cluster_resources().get("GPU", 0))
     if wanted == "cpu" or (wanted == "auto" and not gpus):
         return "cpu"

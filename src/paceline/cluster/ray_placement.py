@@ -19,7 +19,8 @@ class Placement:
         """`gpus` is a worker's share of one, or 0."""
         from ray.util.placement_group import placement_group
 
-        self._ray, self._gpus = ray, gpus
+        self._ray = ray
+        self._gpus = gpus
         bundle = {"GPU": gpus} if gpus else {"CPU": self._cpu_share(workers)}
         self._group = None
         if not all(bundle.values()):  # a cluster without CPUs to give: Ray spreads them as well as it can

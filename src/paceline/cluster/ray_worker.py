@@ -24,7 +24,8 @@ class Actor:
     def __init__(self, config: Config, spec: WorkerSpec):
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._early: dict[int, Call] = {}
-        self._next, self._order = 0, threading.Lock()
+        self._next = 0
+        self._order = threading.Lock()
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
         self._thread = threading.Thread(target=self._serve, args=(config, spec), daemon=True)
@@ -35,7 +36,7 @@ class Actor:
             from paceline.cluster.serve import serve
 
             serve(config, spec, self._next_call, self._reports.put)
-        except BaseException as err:  # noqa: BLE001 (it is told to the driver, which ends the run)
+        except BaseException as err:  # noqa: BLE001 (reported to the driver, which ends the run)
             sentence = f"{type(err).__name__}: {err}"
             self._reports.put(
                 Failed(spec.number, spec.generation, None, "serving", "error", sentence, traceback.format_exc())

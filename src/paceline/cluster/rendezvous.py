@@ -23,7 +23,7 @@ from paceline.cluster.addresses import Address, address_towards, interface_of, l
 from paceline.errors import UserError
 
 PEER_PROBE_S = 3.5  # seconds in which a reachable peer accepts a connection, even if the first two packets are lost
-CONNECT_SHARE = 5  # gloo waits for a connection this many times as long as it is told to
+CONNECT_SHARE = 5  # gloo waits for a connection this many times its timeout
 WAITING_CONNECTIONS = 128  # probes that a process may leave unanswered: the system accepts them by itself
 
 _GLOO: Any = dist.ProcessGroupGloo  # PyTorch's type hints leave out most of it
@@ -45,7 +45,7 @@ class Rendezvous:
     port: int
     number: int
     """Counts the process groups of a run."""
-    members: tuple[int, ...]
+    workers: tuple[int, ...]
     backend: str
     timeout_s: float
 
@@ -75,7 +75,7 @@ class Store:
 
 
 class Joining:
-    """One worker's way into a process group, from the rendezvous point to connections with all others."""
+    """How one worker joins a process group, from the rendezvous point to connections with all others."""
 
     def __init__(self, rendezvous: Rendezvous, me: int):
         self.rendezvous = rendezvous
@@ -83,8 +83,8 @@ class Joining:
         self.addresses: dict[int, Address] = {}
         self._deadline = time.monotonic() + rendezvous.timeout_s
         self._here = address_towards(rendezvous.host, rendezvous.port)
-        self._rank = rendezvous.members.index(me)
-        self._size = len(rendezvous.members)
+        self._rank = rendezvous.workers.index(me)
+        self._size = len(rendezvous.workers)
 
     def form(self) -> Any:
         """A process group of gloo."""
@@ -132,9 +132,9 @@ class Joining:
             raise Unreachable(mine or "others cannot reach each other", unreachable)
 
     def _ask_all(self, what: str, mine: str) -> dict[int, str]:
-        """What each member says to the question, this one `mine`."""
+        """What each worker says to the question, this one `mine`."""
         self._store.set(f"{what}/{self.me}", mine)
-        keys = {w: f"{what}/{w}" for w in self.rendezvous.members}
+        keys = {w: f"{what}/{w}" for w in self.rendezvous.workers}
         try:
             self._store.wait(list(keys.values()), self._left())
         except (RuntimeError, dist.DistError) as err:

@@ -1,7 +1,7 @@
 """The main loop of a worker: take calls, do what there is to do in between, say how it goes.
 
-An error is not a death: it is told with its traceback and with what the worker was doing, and the worker stays, so that
-the driver can still have it save its part of the run.
+An error is not a death: it is reported with its traceback and with what the worker was doing, and the worker stays, so
+that the driver can still have it save its part of the run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WRITES = ("save", "accept_drafter")  # calls that write what a run keeps
 def serve(config: Config, spec: WorkerSpec, inbox: Inbox, tell: Callable[[Report], None]) -> None:
     try:
         worker = Worker(config, spec, tell)
-    except Exception as err:  # noqa: BLE001 (it is told to the driver, which ends the run)
+    except Exception as err:  # noqa: BLE001 (reported to the driver, which ends the run)
         tell(failure(spec, None, LOADING, err))
         return
     tell(worker.ready())
@@ -42,7 +42,7 @@ def serve(config: Config, spec: WorkerSpec, inbox: Inbox, tell: Callable[[Report
             if call:
                 value = getattr(worker, call.name)(*call.args)
             else:
-                worker.turn()
+                worker.run_once()
         except PeerLost as err:  # the others form a new process group, with this worker in it
             tell(failure(spec, number, doing, err))
             continue
@@ -55,7 +55,7 @@ def serve(config: Config, spec: WorkerSpec, inbox: Inbox, tell: Callable[[Report
 
 
 def failure(spec: WorkerSpec, call: int | None, doing: str, err: Exception) -> Failed:
-    """What the driver is told of an exception; called where it is handled."""
+    """The report of an exception to the driver; called where it is handled."""
     unreachable: tuple[int, ...] = getattr(err, "unreachable", ())
     sentence = str(err).strip().partition("\n")[0]
     if isinstance(err, PeerLost):

@@ -1,6 +1,6 @@
 """One step of learning, by all workers together.
 
-Every worker is told the facts of all trajectories (lengths, rewards), which weights and advantages depend on. The
+Every worker is sent the facts of all trajectories (lengths, rewards), which weights and advantages depend on. The
 tokens of a trajectory go only to the worker whose share it is in, and to another one only if the shares change: because
 a worker was lost, or because a later update takes other trajectories together.
 """
@@ -42,7 +42,7 @@ class SharedUpdate:
     def prepare(self, step: int) -> int:
         """Have all make the same batch -> how many updates will be made of it."""
         facts = [trajectory.facts for trajectory in self.trajectories]
-        self.group.calls.send(self.group.members, "begin_update", facts)
+        self.group.calls.send(self.group.workers, "begin_update", facts)
         if self._scores_needed:
             self._score()
         for_all = self._scores if self._advantages_need_scores else {}
@@ -91,11 +91,11 @@ class SharedUpdate:
             self._scores |= zip(share, replies[worker], strict=True)
             self._scored[worker] = set(share)
 
-    def _shares(self, work: list[int], members: list[int]) -> dict[int, list[int]]:
+    def _shares(self, work: list[int], indices: list[int]) -> dict[int, list[int]]:
         """Which worker computes which of these trajectories, given what each costs."""
-        workers = self.group.members
-        shares = deal([work[i] for i in members], len(workers))
-        return {w: [members[i] for i in share] for w, share in zip(workers, shares, strict=True)}
+        workers = self.group.workers
+        shares = deal([work[i] for i in indices], len(workers))
+        return {w: [indices[i] for i in share] for w, share in zip(workers, shares, strict=True)}
 
     def _missing(self, worker: int, share: list[int]) -> tuple[dict[int, Trajectory], dict[int, Score]]:
         """What a worker needs for a share and does not have; it is sent now."""

@@ -64,15 +64,15 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to do without being told."""
+        """Whether there is something to do without a call."""
         return not self._failed and (bool(self.rollout.unfinished) or self.training)
 
     @property
     def doing(self) -> str:
-        """What `turn` does next, in words."""
+        """What `run_once` does next, in words."""
         return "decoding" if self.rollout.unfinished else "training the drafter"
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Do a little of what there is to do: a round of decoding, or a step of training."""
         if self.rollout.unfinished:
             done = self.rollout.step()
@@ -85,7 +85,7 @@ class Worker:
             self.reporter.still_alive()
 
     def abandon(self) -> None:
-        """Something raised: do nothing any more without being told, and leave the process group, so that those who wait
+        """Something raised: do nothing any more without a call, and leave the process group, so that those who wait
         for this worker hear of it at once."""
         self._failed = True
         self.training = False
@@ -94,7 +94,7 @@ class Worker:
     # Rollout
 
     def begin(self, step: int, mode: RolloutMode, train: bool = False) -> None:
-        """A rollout begins. With `train`, a worker alone on its GPU trains the drafter beside the last answers."""
+        """A rollout begins. With `train`, a worker alone on its GPU trains the drafter in the tail."""
         self.training = False
         first = self.rollout.begin(step, mode)
         self.drafter.begin_rollout(first, self.rollout.is_adaptive, train)
@@ -167,7 +167,7 @@ class Worker:
         """Form a process group with others. Newcomers get all that the others have. Can be repeated."""
         self.membership.join(rendezvous)
         if newcomers:
-            veteran = next(w for w in rendezvous.members if w not in newcomers)
+            veteran = next(w for w in rendezvous.workers if w not in newcomers)
             self.membership.peers.broadcast(self._weights(), veteran)
             self._take_counts(veteran)
         self.membership.take_slots(before, self.learning.learner.optimizer)

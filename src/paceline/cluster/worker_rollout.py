@@ -30,7 +30,7 @@ class WorkerRollout:
         self.model = model
         self.drafter = drafter
         self.reporter = reporter
-        # Only stop texts need a tokenizer here, and it takes seconds to load.
+        # Only stop strings need a tokenizer here, and it takes seconds to load.
         self._decode = load_tokenizer(spec.source).decode if config.rollout.stop else None
         self._engines: dict[str, RolloutEngine] = {}
         self.adaptive = self._engine("adaptive")

@@ -130,13 +130,13 @@ class Comparison(TrainLoop):
         """The timeline shows the adaptive mode: the one that would have run without a comparison."""
         if self.mode == ADAPTIVE_MODE:
             super()._end_rollout()
-            outcomes = self.outcomes[-len(self.cluster.members) :]
+            outcomes = self.outcomes[-len(self.cluster.workers) :]
             self.adaptive.stats = sum((o.stats for o in outcomes), self.adaptive.stats)
             self.adaptive.explored_s += sum(o.explored_s for o in outcomes)
             self.adaptive.tuned_s += sum(o.tuned_s for o in outcomes)
         else:
             outcomes = list(self.cluster.end().values())
-        for worker, outcome in zip(self.cluster.members, outcomes, strict=True):
+        for worker, outcome in zip(self.cluster.workers, outcomes, strict=True):
             self.rounds[f"{self.mode}, worker {worker}" if len(outcomes) > 1 else self.mode] = outcome.rounds
 
 

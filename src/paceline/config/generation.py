@@ -131,10 +131,10 @@ class SpeculationConfig(Section):
 
     @field_validator("strategies")
     @classmethod
-    def _strategies(cls, texts: list[str] | None) -> list[str] | None:
+    def _strategies(cls, strategies: list[str] | None) -> list[str] | None:
         try:
-            for text in texts or []:
-                Strategy.parse(text)
+            for strategy in strategies or []:
+                Strategy.parse(strategy)
         except UserError as err:
             raise ValueError(str(err)) from err
-        return texts
+        return strategies

@@ -46,8 +46,8 @@ def make_network(policy: Decoder, folder: Path | None, seed: int) -> EagleModel:
 
 def default_strategies(drafters: Iterable[str]) -> list[Strategy]:
     """Plain decoding, and for each drafter a few that pay at different batch sizes."""
-    texts = (text for name in drafters if name in REGISTRY for text in REGISTRY[name].default_strategies)
-    return [PLAIN, *map(Strategy.parse, texts)]
+    names = (strategy for name in drafters if name in REGISTRY for strategy in REGISTRY[name].default_strategies)
+    return [PLAIN, *map(Strategy.parse, names)]
 
 
 def choose_strategies(settings: SpeculationConfig, has_network: bool) -> list[Strategy]:

@@ -107,13 +107,13 @@ def _measure(source: Source, drafter: Path, prompts: int, depth: int, settings: 
 
 def _generation(source: Source, eos_ids: tuple[int, ...]) -> dict[str, Any]:
     """The generation settings of the model that training began with, with all tokens that end an answer."""
-    places = [source.policy]
+    folders = [source.policy]
     if source.config:
         with suppress(UserError):  # it may have gone since; then what the checkpoint says is enough
-            places.append(find_model(source.config.model.path))
+            folders.append(find_model(source.config.model.path))
     known: dict[str, Any] = {}
-    for place in places:
-        known = read_generation(place)
+    for folder in folders:
+        known = read_generation(folder)
         if known:
             break
     own = known.get("eos_token_id")

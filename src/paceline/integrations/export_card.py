@@ -23,7 +23,7 @@ LAST_STEPS = 10
 
 @dataclass
 class Measured:
-    """Tokens per check, measured by answering prompts."""
+    """Accept length, measured by decoding prompts."""
 
     task: str
     unseen: bool
@@ -44,7 +44,8 @@ def digest(folder: Path) -> str:
 
 
 def drafter_card(source: Source, d: ExportedDrafter, form: str, out: Path, measured: Measured | None, sha: str) -> str:
-    c, window = d.policy, d.config["paceline"]["window"]
+    c = d.policy
+    window = d.config["paceline"]["window"]
     drafted = "every token" if not d.maps else f"{d.config['draft_vocab_size']:,} of {c.vocab_size:,} tokens"
     head = "of its own" if d.config["paceline"]["head"] == "own" else "the policy's"
     step = f" after {source.step} steps of the run `{source.run}`" if source.run else ""
@@ -88,7 +89,8 @@ def drafter_card(source: Source, d: ExportedDrafter, form: str, out: Path, measu
 def policy_card(source: Source, name: str, sha: str) -> str:
     lines = [_front(None, ["paceline"]), f"# {name}", ""]
     if source.run and source.config:
-        config, rows = source.config, _rows(source)
+        config = source.config
+        rows = _rows(source)
         lines += [
             f"`{config.model.path}` after {source.step} steps of reinforcement learning with Paceline",
             f"({config.learn.algorithm}, learning rate {config.learn.lr:g}) on {describe_task(config)}, from the run",
@@ -172,10 +174,10 @@ def _serving(d: ExportedDrafter, form: str, out: Path) -> list[str]:
         lines = [f"paceline train model.path={d.policy_name} speculation.drafter={out}"]
     lines = ["```sh", *lines, "```"]
     if window and form != "paceline":
-        told = {"sglang": "the command above says so"}.get(form, "`sliding_window` in the config says so")
+        where = {"sglang": "the command above says so"}.get(form, "`sliding_window` in the config says so")
         lines += [
             "",
-            f"It attends to the last {window:,} tokens, because that is how it was trained: {told}. An engine that",
+            f"It attends to the last {window:,} tokens, because that is how it was trained: {where}. An engine that",
             "ignores it lets it attend to everything, and in longer sequences fewer draft tokens are accepted.",
         ]
     return lines

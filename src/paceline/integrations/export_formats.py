@@ -1,7 +1,7 @@
 """A drafter as each engine reads it: the same tensors every time, under other names, with another config.json.
 
 What differs is where the layers of the features are named and how they are counted, how the head is shared, and how the
-drafter's window is told; docs/export.md says why.
+drafter's window is given; docs/export.md says why.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _vllm(d: ExportedDrafter) -> Files:
 
 def _sglang(d: ExportedDrafter) -> Files:
     """SGLang names the layers whose output it takes, and shares the head if `draft_vocab_size` is null. The window is
-    told on its command line."""
+    given on its command line."""
     if d.taps[0] == 0:
         raise UserError(
             f"SGLang cannot give a drafter what enters the first layer, which one for a policy of "

@@ -1,9 +1,9 @@
-"""A decoder with the weights of a Hugging Face model that somebody else trains.
+"""A decoder with the weights of a Hugging Face model that another trainer trains.
 
 Where the layout is the same on both sides (embeddings, head, norms, the projections that write into the residual
-stream) the decoder uses the model's own memory, so there is nothing to bring up to date. What is fused here (q/k/v and
-gate/up), has another precision, or lies under an adapter is a copy, which `sync` writes anew, in place: captured graphs
-stay valid. The model itself is only ever read.
+stream) the decoder uses the model's own memory, so nothing has to be copied after an update. What is fused here (q/k/v
+and gate/up), has another precision, or lies under an adapter is a copy, which `sync` writes again, in place: captured
+graphs stay valid. The model itself is only ever read.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ def base_model(model: Any, where: str = "the model") -> Any:
 
 
 def _find(base: Any, name: str, where: str) -> Any:
-    place = name.rpartition(".")[0]
+    module = name.rpartition(".")[0]
     try:
-        return base.get_submodule(place)
+        return base.get_submodule(module)
     except AttributeError as err:
-        raise UserError(f"{where} has no {place}, which models of its family have") from err
+        raise UserError(f"{where} has no {module}, which models of its family have") from err
 
 
 def _weight(module: Any, name: str) -> Tensor:

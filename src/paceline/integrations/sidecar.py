@@ -86,7 +86,7 @@ class SideCar:
         return [done[r.id] for r in requests], stats
 
     def _engine_for(self, requests: Sequence[Request]) -> RolloutEngine:
-        """The engine, made when it is first needed, and anew when a text needs more room than it has."""
+        """The engine, made when it is first needed, and anew when a sequence is longer than it can take."""
         longest = max(len(r.prompt) for r in requests)
         answer = min(max(r.sampling.max_tokens for r in requests), self.model.config.max_positions)
         if self._engine is None or longest + answer > self._capacity:

@@ -41,7 +41,8 @@ except ImportError as err:
 
 WHERE = "PacelineRollout(settings=...)"
 FOLDER = "paceline"  # in each of the trainer's checkpoints
-NEW_SHARE, WARM_SHARE = 0.1, 0.03
+NEW_SHARE = 0.1
+WARM_SHARE = 0.03
 GPU_SHARE = 0.2  # of a GPU for KV pages: the trainer needs the rest
 OWN = ("model.dtype", "speculation.", "spot.", "rollout.")
 TRAINERS = {
@@ -67,7 +68,8 @@ class PacelineRollout(TrainerCallback):
         that begins untrained, 0.03 for another; 0 leaves it as it is. `resume` is a checkpoint of the trainer to go on
         from, needed only where the trainer itself resumes from a place outside of its output directory. `settings` are
         Paceline's own by their dotted names, such as {"rollout.max_batch": 64}."""
-        self._drafter, self._share = str(drafter or "none"), share
+        self._drafter = str(drafter or "none")
+        self._share = share
         self._settings = dict(settings or {})
         _check_settings(self._settings)
         config_from(self._settings, WHERE)  # better found now
@@ -184,7 +186,8 @@ class PacelineRollout(TrainerCallback):
         return {"share": share} if share else {"when": "off"}
 
     def _config(self, trainer: Any) -> Config:
-        args, device = trainer.args, trainer.accelerator.device
+        args = trainer.args
+        device = trainer.accelerator.device
         batch = args.per_device_train_batch_size * args.steps_per_generation
         settings = {"seed": args.seed, "rollout.prompts": batch, "rollout.samples": 1} | self._settings
         if device.type == "cuda":
@@ -217,9 +220,9 @@ class PacelineRollout(TrainerCallback):
         if state.global_step == 0:
             return
         given = args.resume_from_checkpoint
-        places = [self._resume, Path(given) if isinstance(given, str) else None]
-        places.append(Path(args.output_dir) / f"checkpoint-{state.global_step}")
-        found = next((p for p in places if p is not None and (p / FOLDER / STATE).is_file()), None)
+        folders = [self._resume, Path(given) if isinstance(given, str) else None]
+        folders.append(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+        found = next((p for p in folders if p is not None and (p / FOLDER / STATE).is_file()), None)
         if found is None:
             warnings.warn(
                 f"no checkpoint with a folder '{FOLDER}' was found for step {state.global_step}, so the drafter begins "

@@ -1,4 +1,4 @@
-"""What TRL's trainer was told about sampling, in Paceline's words; what cannot be honoured is refused by name."""
+"""The sampling settings of TRL's trainer as `SamplingParams`; those that cannot be honoured are refused by name."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def check_trainer(trainer: Any) -> None:
     """Refuse what Paceline would have to ignore."""
     args = trainer.args
     if args.use_vllm:
-        raise UserError("use_vllm=True and PacelineRollout both want to write the answers: set use_vllm=False")
+        raise UserError("use_vllm=True and PacelineRollout both want to generate the completions: set use_vllm=False")
     if getattr(args, "use_transformers_continuous_batching", False):
         raise UserError(
-            "use_transformers_continuous_batching=True and PacelineRollout both want to write the answers: "
+            "use_transformers_continuous_batching=True and PacelineRollout both want to generate the completions: "
             "set use_transformers_continuous_batching=False"
         )
     for name, used in (("DeepSpeed", trainer.is_deepspeed_enabled), ("FSDP", trainer.is_fsdp_enabled)):
@@ -48,12 +48,13 @@ def check_trainer(trainer: Any) -> None:
 
 
 def make_sampling(trainer: Any, context: int) -> SamplingParams:
-    """How the trainer wants tokens to be drawn; `context` is the longest that a text can become."""
+    """The trainer's sampling settings; `context` is the most tokens of a sequence."""
     given = {k: v for k, v in trainer.generation_kwargs.items() if v is not None and k not in INTERNAL}
     greedy = not given.pop("do_sample", True)
     temperature = 0.0 if greedy else float(given.pop("temperature", 1.0))
     given.pop("temperature", None)
-    eos, stop = given.pop("eos_token_id", ()), given.pop("stop_strings", ())
+    eos = given.pop("eos_token_id", ())
+    stop = given.pop("stop_strings", ())
     most = int(given.pop("max_new_tokens", context))
     try:
         sampling = SamplingParams(
@@ -78,8 +79,8 @@ def make_sampling(trainer: Any, context: int) -> SamplingParams:
 
 
 def choose_dtype(trainer: Any, weights: torch.dtype, wanted: str) -> torch.dtype:
-    """The engine's precision. Under bfloat16 autocast the trainer's own products are made in bfloat16 too; a CPU is
-    faster and surer in float32."""
+    """The engine's precision. Under bfloat16 autocast the trainer's own matmuls run in bfloat16 too; a CPU is
+    faster and more exact in float32."""
     if wanted != "auto":
         return as_dtype(wanted, trainer.accelerator.device)
     if weights == torch.float64:

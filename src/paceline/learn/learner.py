@@ -82,8 +82,8 @@ class Learner:
         out: list[Tensor] = [torch.empty(0)] * len(trajectories)
         for micro in self._micro_batches(trajectories, range(len(trajectories)), torch.float32):
             logp, _ = token_logprobs(model, micro, self.temperature)
-            parts = logp.split([trajectories[i].num_tokens for i in micro.members])
-            for i, part in zip(micro.members, parts, strict=True):
+            parts = logp.split([trajectories[i].num_tokens for i in micro.indices])
+            for i, part in zip(micro.indices, parts, strict=True):
                 out[i] = part
         return out
 
@@ -100,7 +100,7 @@ class Learner:
         self.optimizer.zero_grad()
         self.model.requires_grad_(True)
         for micro in self._micro_batches(batch.trajectories, [i for i in share if i in counted], wide):
-            wanted = on_hidden if any(map(self.wants_hidden, micro.members)) else None
+            wanted = on_hidden if any(map(self.wants_hidden, micro.indices)) else None
             with torch.set_grad_enabled(has_signal):
                 loss = self._loss(micro, batch, weights, wanted, sums)
             if has_signal:
@@ -119,11 +119,11 @@ class Learner:
 
     def _token_weights(self, batch: UpdateBatch, update: int) -> dict[int, Tensor]:
         """Weight of each token in the loss of an update, by trajectory."""
-        members = batch.updates[update]
-        num_tokens = [batch.num_tokens[i] for i in members]
+        indices = batch.updates[update]
+        num_tokens = [batch.num_tokens[i] for i in indices]
         c = self.config
         weights = token_weights(torch.tensor(num_tokens), _known(c.learn.aggregate), c.rollout.max_tokens)
-        return dict(zip(members, weights.split(num_tokens), strict=True))
+        return dict(zip(indices, weights.split(num_tokens), strict=True))
 
     def _loss(
         self,
@@ -137,9 +137,9 @@ class Learner:
         c = self.config.learn
         low, high = _known(c.clip_low), _known(c.clip_high)
         logp, entropy = token_logprobs(self.model, micro, self.temperature, c.activation_checkpointing, on_hidden)
-        weight = _row([weights[i] for i in micro.members], logp)
-        advantage = _row([batch.advantages[i] for i in micro.members], logp)
-        scores = [batch.scores[i] for i in micro.members]
+        weight = _row([weights[i] for i in micro.indices], logp)
+        advantage = _row([batch.advantages[i] for i in micro.indices], logp)
+        scores = [batch.scores[i] for i in micro.indices]
         before = _known_row([s.old for s in scores], logp)
         before = logp.detach() if before is None else before
         token_loss = policy_loss(logp, before, advantage, low, high)

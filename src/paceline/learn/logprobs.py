@@ -27,7 +27,7 @@ def hidden_states(
     hidden, features = model(batch.tokens, attention.positions(), attention, run=run, taps=on_hidden is not None)
     if on_hidden is not None and features is not None:
         parts = (t.detach().split(batch.lengths) for t in (batch.tokens, features, hidden))
-        for index, *part in zip(batch.members, *parts, strict=True):
+        for index, *part in zip(batch.indices, *parts, strict=True):
             on_hidden(index, *part)
     return hidden
 

@@ -14,7 +14,7 @@ from paceline.core import Trajectories, Trajectory
 class MicroBatch:
     """Whole trajectories in one row, and where their answers lie in it."""
 
-    members: list[int]  # indices into the update batch
+    indices: list[int]  # indices into the update batch
     lengths: list[int]  # tokens of each, with its prompt
     tokens: Tensor  # [N]
     predicts: Tensor  # [R] positions in the row whose next token is part of an answer
@@ -27,22 +27,22 @@ def plan(lengths: list[int], micro_tokens: int) -> list[list[int]]:
     first, which wastes little and depends on nothing but the lengths."""
     bins: list[tuple[int, list[int]]] = []
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        for number, (size, members) in enumerate(bins):
+        for number, (size, indices) in enumerate(bins):
             if size + lengths[i] <= micro_tokens:
-                bins[number] = (size + lengths[i], [*members, i])
+                bins[number] = (size + lengths[i], [*indices, i])
                 break
         else:
             bins.append((lengths[i], [i]))
-    return [sorted(members) for _, members in bins]
+    return [sorted(indices) for _, indices in bins]
 
 
-def pack(trajectories: Trajectories, members: list[int], device: torch.device, dtype: torch.dtype) -> MicroBatch:
+def pack(trajectories: Trajectories, indices: list[int], device: torch.device, dtype: torch.dtype) -> MicroBatch:
     """Put these trajectories end to end; `dtype` is that of the log-probabilities."""
     row: list[int] = []
     predicts: list[int] = []
     targets: list[int] = []
     logp: list[float] = []
-    for i in members:
+    for i in indices:
         t = trajectories[i]
         assert isinstance(t, Trajectory), "what is packed is here"
         start = len(row) + len(t.prompt) - 1  # the last prompt token predicts the first token of the answer
@@ -51,8 +51,8 @@ def pack(trajectories: Trajectories, members: list[int], device: torch.device, d
         targets += t.tokens
         logp += t.logprobs
     return MicroBatch(
-        members,
-        [trajectories[i].length for i in members],
+        indices,
+        [trajectories[i].length for i in indices],
         torch.tensor(row, device=device),
         torch.tensor(predicts, device=device),
         torch.tensor(targets, device=device),

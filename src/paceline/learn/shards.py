@@ -30,12 +30,12 @@ def make_slots(sizes: Mapping[str, int], count: int) -> list[list[str]]:
     return [[names[i] for i in share] for share in deal([sizes[name] for name in names], count)]
 
 
-def assign_holders(slots: int, members: Sequence[int]) -> list[Holders]:
+def assign_holders(slots: int, workers: Sequence[int]) -> list[Holders]:
     """For each slot the workers that hold it, the first of which answers for it."""
-    n = len(members)
-    return [tuple(members[(slot + k) % n] for k in range(min(COPIES, n))) for slot in range(slots)]
+    n = len(workers)
+    return [tuple(workers[(slot + k) % n] for k in range(min(COPIES, n))) for slot in range(slots)]
 
 
-def sources(before: Sequence[Holders], members: Sequence[int]) -> list[int | None]:
-    """For each slot a worker among `members` that holds it; None if all that did are gone."""
-    return [next((w for w in holders if w in members), None) for holders in before]
+def sources(before: Sequence[Holders], workers: Sequence[int]) -> list[int | None]:
+    """For each slot a worker among `workers` that holds it; None if all that did are gone."""
+    return [next((w for w in holders if w in workers), None) for holders in before]

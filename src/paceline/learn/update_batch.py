@@ -47,8 +47,8 @@ class UpdateBatch:
 
     def counted(self, update: int) -> list[int]:
         """Trajectories that the metrics of an update are about: those with a signal, or all if none has one."""
-        members = self.updates[update]
-        return [i for i in members if self.has_signal[i]] or members
+        indices = self.updates[update]
+        return [i for i in indices if self.has_signal[i]] or indices
 
     def work(self, hidden_wanted: bool) -> list[int]:
         """What each trajectory costs, in tokens that go forward. One without a signal goes forward only if its hidden
@@ -70,7 +70,7 @@ def make_update_batch(trajectories: Trajectories, step: int, scores: list[Score]
         lengths=[t.length for t in trajectories],
         scores=scores,
         advantages=advantages,
-        updates=[members for epoch in epochs for members in epoch],
+        updates=[indices for epoch in epochs for indices in epoch],
         first_epoch=len(epochs[0]),
         has_signal=[has_kl_loss(c) or bool(a.any()) for a in advantages],
     )

@@ -37,7 +37,9 @@ class Drafter:
         self._set(str(model), tokenizer, load_drafter(found, policy))
 
     def _set(self, model: str, tokenizer: Tokenizer, neural: EagleModel) -> None:
-        self.model, self.tokenizer, self.neural = model, tokenizer, neural
+        self.model = model
+        self.tokenizer = tokenizer
+        self.neural = neural
         self.fitted = Fitted()
         """How its training went, if it was trained here."""
 
@@ -67,11 +69,11 @@ class Drafter:
             raise UserError("a drafter learns from answers, but there are no prompts to answer")
         policy, tokenizer = _load(model, device, dtype)
         requests = _requests(tokenizer, prompts, samples, temperature, max_tokens, seed)
-        texts = generate_sequences(policy, requests)
-        neural = drafter_for(policy, texts, window, vocab, seed)
+        sequences = generate_sequences(policy, requests)
+        neural = drafter_for(policy, sequences, window, vocab, seed)
         drafter = cls.__new__(cls)
         drafter._set(str(model), tokenizer, neural)
-        drafter.fitted = fit(neural, texts, seconds, loss, seed, report)
+        drafter.fitted = fit(neural, sequences, seconds, loss, seed, report)
         return drafter
 
     def examine(
@@ -95,5 +97,5 @@ def _requests(
     tokenizer: Tokenizer, prompts: Sequence[Prompt], samples: int, temperature: float, max_tokens: int, seed: int
 ) -> list[Request]:
     sampling = SamplingParams(temperature, max_tokens=max_tokens, stop_token_ids=tokenizer.eos_ids)
-    texts = [text for text in encode(tokenizer, prompts) for _ in range(samples)]
-    return [Request(i, text, sampling, seed) for i, text in enumerate(texts)]
+    encoded = [tokens for tokens in encode(tokenizer, prompts) for _ in range(samples)]
+    return [Request(i, tokens, sampling, seed) for i, tokens in enumerate(encoded)]

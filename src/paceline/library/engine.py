@@ -75,7 +75,7 @@ class Engine:
     ) -> list[list[CompletionOutput]]:
         """`samples` answers to each prompt, in order. A prompt is text, taken as it is, or messages for the model's
         chat template. `how` is temperature (1.0; 0 is greedy), top_k, top_p, min_p, max_tokens (512), min_tokens,
-        and stop, a list of texts."""
+        and stop, a list of strings."""
         answers: list[list[CompletionOutput | None]] = [[None] * samples for _ in prompts]
         for prompt, sample, answer in self.stream(prompts, samples=samples, seed=seed, **how):
             answers[prompt][sample] = answer
@@ -86,9 +86,9 @@ class Engine:
     ) -> Iterator[tuple[int, int, CompletionOutput]]:
         """The same as they are finished: (which prompt, which of its samples, the answer)."""
         sampling = self._sampling(how)
-        texts = encode(self.tokenizer, prompts)
+        encoded = encode(self.tokenizer, prompts)
         requests = [
-            Request(i * samples + k, text, sampling, seed) for i, text in enumerate(texts) for k in range(samples)
+            Request(i * samples + k, tokens, sampling, seed) for i, tokens in enumerate(encoded) for k in range(samples)
         ]
         try:
             for completion in self._engine.run(requests):

@@ -1,4 +1,4 @@
-"""Making and examining drafters: answers to learn from, training on them, counting the draft tokens that are accepted.
+"""Making and evaluating drafters: completions to learn from, training on them, counting accepted draft tokens.
 What `paceline draft` and the library have in common."""
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from paceline.model.decoder import Decoder
 from paceline.rollout.engine import EngineSettings, RolloutEngine
 
 DEPTH = 7
-STEP, STEP_GPU = 512, 2048  # tokens of a training step: many small ones teach more, and a GPU wants enough to do
+STEP_TOKENS = 512  # of a training step: a drafter learns more from many small ones
+STEP_TOKENS_GPU = 2048  # fewer would leave a GPU idle
 POSITIONS = (64, 128, 256, 512, 10**9)
 
 TokenSequence = tuple[list[int], int]
-"""Tokens of a prompt and its answer, and how many of them are the prompt."""
+"""Tokens of a prompt and its completion, and how many of them are the prompt."""
 
 
 def generate_sequences(policy: Decoder, requests: Sequence[Request]) -> list[TokenSequence]:
-    """Let the policy answer."""
+    """Completions of the policy, with their prompts."""
     most = 512 if policy.device.type == "cuda" else 64
     engine = RolloutEngine(policy, EngineSettings(max_batch=min(most, len(requests))))
     return [([*c.request.prompt, *c.tokens], len(c.request.prompt)) for c in engine.run(requests)]
 
 
 def drafter_for(
-    policy: Decoder, texts: Sequence[TokenSequence], window: int, vocab: int | None = None, seed: int = 0
+    policy: Decoder, sequences: Sequence[TokenSequence], window: int, vocab: int | None = None, seed: int = 0
 ) -> EagleModel:
     """A new one, that can propose `vocab` of the tokens that are frequent in completions; see `eagle.vocabulary`."""
-    written = (token for text, prompt in texts for token in text[prompt:])
+    written = (token for tokens, prompt in sequences for token in tokens[prompt:])
     return new_drafter(policy, window, seed, choose_tokens(policy, vocab, written))
 
 
@@ -58,7 +59,7 @@ class Fitted:
 
 def fit(
     drafter: EagleModel,
-    texts: Sequence[TokenSequence],
+    sequences: Sequence[TokenSequence],
     seconds: float,
     loss: DraftLoss = "soft",
     seed: int = 0,
@@ -66,8 +67,10 @@ def fit(
 ) -> Fitted:
     """Train a drafter for so long; `report` is called after every step."""
     settings = TrainSettings(lr=suitable_rate(drafter.policy), loss=loss, first_runs=2)
-    trainer, done, started = EagleDrafter(drafter).make_trainer(settings), Fitted(), time.perf_counter()
-    feed = _endless(texts, STEP_GPU if drafter.fc.is_cuda else STEP, random.Random(seed))
+    trainer = EagleDrafter(drafter).make_trainer(settings)
+    done = Fitted()
+    started = time.perf_counter()
+    feed = _endless(sequences, STEP_TOKENS_GPU if drafter.fc.is_cuda else STEP_TOKENS, random.Random(seed))
     batch = next(feed)
     seen = read_sequences(drafter, batch)
     while done.seconds < seconds:
@@ -76,16 +79,17 @@ def fit(
         batch = next(feed)
         seen = read_sequences(drafter, batch)  # a GPU has that to do while the host waits for the step
         done.loss, done.agree = trainer.end()
-        done.steps, done.seconds = trainer.steps, time.perf_counter() - started
+        done.steps = trainer.steps
+        done.seconds = time.perf_counter() - started
         report(done)
     trainer.publish()
     return done
 
 
-def _endless(texts: Sequence[TokenSequence], tokens: int, dice: random.Random) -> Iterator[list[TokenSequence]]:
+def _endless(sequences: Sequence[TokenSequence], tokens: int, dice: random.Random) -> Iterator[list[TokenSequence]]:
     """Batches of at most so many tokens, over and over, each time in another order."""
     while True:
-        yield from batches(texts, tokens, dice.shuffle, lambda text: len(text[0]))
+        yield from batches(sequences, tokens, dice.shuffle, lambda sequence: len(sequence[0]))
 
 
 def count_accepted(drafter: EagleModel, requests: Sequence[Request], depth: int = DEPTH) -> dict[str, Any]:
@@ -95,7 +99,8 @@ def count_accepted(drafter: EagleModel, requests: Sequence[Request], depth: int 
         drafter.policy, EngineSettings(max_batch=min(64, len(requests))), None, [EagleDrafter(drafter)], [strategy]
     )
     engine.choose = lambda batch: strategy
-    reached, accepted = Counter[int](), Counter[int]()
+    reached = Counter[int]()
+    accepted = Counter[int]()
     lengths: list[list[int]] = [[] for _ in POSITIONS]
     engine.submit(requests)
     while engine.unfinished:
@@ -108,8 +113,8 @@ def count_accepted(drafter: EagleModel, requests: Sequence[Request], depth: int 
                 continue
             reached.update(range(min(gained, depth)))
             accepted.update(range(gained - 1))
-            place = next(i for i, end in enumerate(POSITIONS) if before[seq.request.id] < end)
-            lengths[place].append(gained)
+            interval = next(i for i, end in enumerate(POSITIONS) if before[seq.request.id] < end)
+            lengths[interval].append(gained)
     return {
         "accept_length": round(engine.stats.accept_length, 3),
         "accept_rates": [round(accepted[d] / max(1, reached[d]), 3) for d in range(depth)],

@@ -16,11 +16,11 @@ Prompt = str | list[dict[str, Any]]
 def encode(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
     if isinstance(prompts, str) or any(isinstance(p, dict) for p in prompts):
         raise UserError("prompts is a single prompt, but should be a list of them: put it in brackets")
-    texts: list[tuple[int, ...]] = []
+    encoded: list[tuple[int, ...]] = []
     for i, prompt in enumerate(prompts):
         origin = f"prompts[{i}]"
         check_prompt(prompt, origin)
-        texts.append(tuple(tokenizer.encode_prompt(prompt, origin)))
-        if not texts[-1]:
+        encoded.append(tuple(tokenizer.encode_prompt(prompt, origin)))
+        if not encoded[-1]:
             raise UserError(f"{origin} is empty: it has no tokens")
-    return texts
+    return encoded

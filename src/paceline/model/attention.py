@@ -27,7 +27,8 @@ class PackedAttention:
         if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
             from torch.nn.attention.varlen import varlen_attn  # imports the compiler, so only where it is used
 
-            longest, starts = self.longest, self.starts
+            longest = self.longest
+            starts = self.starts
             mixed = varlen_attn(q, k, v, starts, starts, longest, longest, window_size=(-1, 0))
             assert isinstance(mixed, torch.Tensor)  # a pair only if the log-sum-exp is asked for
             return mixed.flatten(1)

@@ -139,7 +139,8 @@ def layout(model: Decoder) -> Iterator[tuple[str, Tensor]]:
     mlp = (c.intermediate_size, c.intermediate_size)
     yield "model.embed_tokens.weight", model.embed.weight
     for i, layer in enumerate(model.layers):
-        at, own = f"model.layers.{i}.", dict(layer.named_parameters())
+        at = f"model.layers.{i}."
+        own = dict(layer.named_parameters())
         yield at + "input_layernorm.weight", own["input_norm"]
         yield at + "post_attention_layernorm.weight", own["post_norm"]
         for name in ("q_norm", "k_norm"):

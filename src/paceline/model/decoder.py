@@ -91,7 +91,8 @@ class Layer(nn.Module):
     ) -> Tensor:
         """x [N, hidden], cos and sin [N, 1, head_dim], concat [N, concat_size] -> [N, hidden]"""
         w = self._weights()
-        n, rotated = x.shape[0], sum(self.qk_heads)
+        n = x.shape[0]
+        rotated = sum(self.qk_heads)
         normed = rms_norm(x, w["input_norm"], self.eps)
         if concat is not None:
             normed = torch.cat((concat, normed), -1)

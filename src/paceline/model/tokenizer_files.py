@@ -1,7 +1,7 @@
 """The files of a tokenizer, checked before the library that reads them sees any.
 
 That library opens whatever its settings name, waits for pipes, follows links, and would run Python code that comes with
-a model if it were told to. All of that is refused here.
+a model if it were asked to. All of that is refused here.
 """
 
 from __future__ import annotations

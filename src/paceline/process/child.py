@@ -124,7 +124,7 @@ class Child:
         return self.process.pid
 
     def send(self, message: object) -> None:
-        """Never waits. To one that is gone it goes nowhere; one that does not read is killed, which is told as its
+        """Never waits. To one that is gone it goes nowhere; one that does not read is killed, which is reported as its
         end."""
         try:
             self._channel.send(message)
@@ -132,7 +132,7 @@ class Child:
             self.kill()
 
     def kill(self) -> None:
-        """End it, whatever it is doing. Its end is told in the mailbox."""
+        """End it, whatever it is doing. Its end is reported in the mailbox."""
         self._let_go()
         if not self.guarded:
             self.process.kill()
@@ -144,7 +144,7 @@ class Child:
             self._lifeline = -1
 
     def close(self) -> None:
-        """End it and forget it: nothing more of it is told."""
+        """End it and forget it: nothing more of it is reported."""
         self.closing = True
         self.kill()
         try:

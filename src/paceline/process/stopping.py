@@ -57,7 +57,8 @@ class Stopping:
     @contextmanager
     def listening(self, note: Callable[[str], None] | None = None) -> Iterator[None]:
         """Take signals until the end of the block, if this is the main thread: no other may. Can be nested, which also
-        takes them back from a library that has set its own handlers meanwhile. `note` is told what was understood."""
+        takes them back from a library that has set its own handlers meanwhile. `note` is called with a line for the
+        user."""
         if note is not None:
             self._note = note
         if threading.current_thread() is not threading.main_thread():

@@ -11,7 +11,7 @@ from paceline.observe.timeline import LOST, UPDATE
 from paceline.report.rundata import RunData
 
 MAX_LOST = 10**4  # workers that a step can have lost: a larger number is damage
-MAX_DESCRIBED = 4  # losses; more are told in one sentence
+MAX_DESCRIBED = 4  # losses; more are summed up in one sentence
 
 
 @dataclass(frozen=True)

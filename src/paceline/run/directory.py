@@ -6,7 +6,7 @@ moment leaves it usable: whole files are written aside and renamed, lines are ap
     RUN/metrics.jsonl                one line per step
     RUN/samples.jsonl                some completions of each step
     RUN/answers.jsonl                length, reward and worker of every completion
-    RUN/decisions.jsonl              which worker was told to decode, to give, to train or to stop, and why
+    RUN/decisions.jsonl              orders to workers: assign, release, train or stop, and why
     RUN/timeline.json                what every worker did when, as a Chrome trace
     RUN/report.html                  all of it as a page
     RUN/tensorboard/
@@ -183,7 +183,7 @@ class Run:
         append_line(self.folder / "answers.jsonl", row)
 
     def write_decisions(self, step: int, decisions: list[tuple[float, Order]]) -> None:
-        """Who was told to do what in a rollout, when and why."""
+        """Orders to workers in a rollout, when and why."""
         for at, order in decisions:
             what = {"step": step, "at": round(at, 3), "worker": order.worker, "order": type(order).__name__.lower()}
             count = {"requests": len(order.requests)} if isinstance(order, Assign) else {}

@@ -50,7 +50,7 @@ class StepRecorder:
         self._span(SAVE, started, seconds, step)
 
     def _span(self, name: str, started: float, seconds: float, step: int) -> None:
-        for worker in self.cluster.members:
+        for worker in self.cluster.workers:
             self.timeline.span(worker, name, started, seconds, step)
 
     def on_rollout(self, outcomes: Iterable[RolloutOutcome]) -> None:
@@ -70,7 +70,7 @@ class StepRecorder:
         if self.config.cluster.workers == 1:
             return {}
         return {
-            "cluster/workers": float(len(self.cluster.members)),
+            "cluster/workers": float(len(self.cluster.workers)),
             "cluster/lost": float(len(self.cluster.lost) - self._lost_before),
             "cluster/idle_s": sum(outcome.seconds("idle") for outcome in outcomes),
             "cluster/training_s": sum(outcome.seconds("training") for outcome in outcomes),

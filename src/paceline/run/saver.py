@@ -60,7 +60,7 @@ class RunSaver:
             try:
                 self.cluster.clear()
                 self.save()
-            except Exception as err:  # noqa: BLE001 (told here and in the log; what stopped the run comes first)
+            except Exception as err:  # noqa: BLE001 (reported here and in the log; what stopped the run comes first)
                 self.run.write_error("while saving", traceback.format_exc())
                 self.note(f"the run could not be saved: {err}")
             else:

@@ -56,7 +56,8 @@ def make_engine(
 ) -> RolloutEngine:
     """An engine as the settings want it, with the drafters that there are. `network` holds the weights of the trained
     one, if there is one; `sharing` is how many engines share the device."""
-    s, settings = config.speculation, engine_settings(config, model.device, sharing)
+    s = config.speculation
+    settings = engine_settings(config, model.device, sharing)
     longest = min(settings.max_length or model.config.max_positions, model.config.max_positions)
     drafters = make_drafters(DrafterSetup(model, s, settings.max_batch, longest, network))
     engine = RolloutEngine(model, settings, decode, drafters, choose_strategies(s, network is not None))

@@ -5,9 +5,9 @@ cannot help with one. So the longest answers of the step before are kept until t
 of this step's fit, the longest are kept. A share of the bytes can be for the others, of any length, chosen by their
 hash; it is 0 until `benchmarks/spot_buffer.py` shows over enough seeds that it helps.
 
-An answer's length and hash are known before the policy has run over it, and so is whether it is kept: `reserve` makes
-room, and `fill` copies what is kept and nothing else. Held-out answers, by which drafters are evaluated, have an eighth
-of the bytes for themselves, or a few long answers would leave nothing to evaluate by.
+An answer's length and hash are known before the policy has run over it, and so is whether it is kept: `reserve` sets
+bytes aside, and `fill` copies what is kept and nothing else. Held-out answers, by which drafters are evaluated, have an
+eighth of the bytes for themselves, or a few long answers would leave nothing to evaluate by.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SpotBuffer:
     def __init__(self, max_bytes: int, any_length: float = 0.0):
         """`any_length` is the share of the bytes for training that is not given to the longest answers."""
         if max_bytes <= 0:
-            raise UserError(f"the buffer for drafter training needs room, got {max_bytes} bytes")
+            raise UserError(f"the buffer for drafter training has no capacity: it got {max_bytes} bytes")
         self.max_bytes = max_bytes
         self.seen = 0
         """Answers that were ever offered."""
@@ -83,20 +83,20 @@ class SpotBuffer:
         self._complete = True
 
     def reserve(self, tokens: Sequence[int] | Tensor, prompt: int, width: int) -> BufferEntry | None:
-        """Make room for an answer, its prompt's tokens before it, with `width` bytes of features and hidden states per
-        token -> None if it is not kept. What is larger than all the room there is, is kept as far as it fits; what has
-        no token to learn from then, not at all."""
+        """Set bytes aside for an answer, its prompt before it, with `width` bytes of features and hidden states
+        per token -> None if it is not kept. What is larger than the capacity is kept as far as it fits; what has no
+        token to learn from then, not at all."""
         self.seen += 1
         self.offered += 1
-        text = torch.as_tensor(tokens, dtype=torch.int32, device="cpu")
-        rank, bucket = divmod(zlib.crc32(text.numpy().tobytes()), HELD_OUT)
+        stored = torch.as_tensor(tokens, dtype=torch.int32, device="cpu")
+        rank, bucket = divmod(zlib.crc32(stored.numpy().tobytes()), HELD_OUT)
         held_out = bucket == 0
         partition = self._held_out if held_out else self._longest
-        each = width + text.element_size()
-        fits = min(len(text), partition.max_bytes // each)
+        each = width + stored.element_size()
+        fits = min(len(stored), partition.max_bytes // each)
         if fits <= prompt:
             return None
-        entry = BufferEntry(text[:fits], prompt, len(text), fits * each, rank, held_out)
+        entry = BufferEntry(stored[:fits], prompt, len(stored), fits * each, rank, held_out)
         if not self._take(entry):
             return None
         entry.tokens = copy_to_host(entry.tokens)
@@ -122,7 +122,7 @@ class SpotBuffer:
             return
         count = len(entry)
         size = sum(t[:count].numel() * t.element_size() for t in (entry.tokens, features, hidden))
-        assert size == entry.bytes, "room was made for tensors of another width"
+        assert size == entry.bytes, "reserved for tensors of another width"
         features, hidden = (copy_to_host(t[:count]) for t in (features, hidden))
         entry.sample = FeatureSample(entry.tokens, entry.prompt, features, hidden, entry.held_out)
 

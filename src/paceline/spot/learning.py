@@ -4,7 +4,7 @@ In the tail of a rollout a worker that has run dry runs the policy over the answ
 the policy, which would have stood still otherwise) and trains on them. The learner runs the policy over every answer
 anyway, so features and hidden states come for free there: the longest are kept for the next step's tail, in which the
 long answers of that step are still missing; with `spot.when=update` all of them are kept, and trained on after the
-update. Which answers the buffer has room for is asked of all of them before the policy runs over the first.
+update. Which answers the buffer can take is asked of all of them before the policy runs over the first.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ class DrafterLearning:
 
     def _read(self) -> bool:
         """Run the policy over some answers, the longest first: they are what the tail is made of. One that the buffer
-        has no room for is not read, and of one that it keeps a part of, only that -> whether there was any."""
+        cannot take is not read, and of one that it keeps a part of, only that -> whether there was any."""
         self._reserve_finished()
         self._unread = [entry for entry in self._unread if not entry.evicted]
         if not self._unread:
             return False
-        self._steps = None  # there is more to learn from, and they hold on to what makes room for it
+        self._steps = None  # there is more to learn from, and they hold references to what is evicted for it
         most = max(self.trainer.step_size.tokens, READ_TOKENS_GPU if self.trainer.drafter.fc.is_cuda else 0)
         entries = [self._unread.pop()]
         while self._unread and sum(map(len, entries)) + len(self._unread[-1]) <= most:
@@ -113,7 +113,7 @@ class DrafterLearning:
         """Ask the buffer about all answers at once, so that none is read that has to leave for another of them."""
         if not self._finished:
             return
-        self._steps = None  # they hold on to what makes room
+        self._steps = None  # they hold references to what is evicted
         self._finished.sort(key=lambda answer: -len(answer[0]))
         reserved = [self.buffer.reserve(tokens, prompt, self._width) for tokens, prompt in self._finished]
         self._finished.clear()
@@ -123,7 +123,7 @@ class DrafterLearning:
     def begin_update(self, lengths: Sequence[int], answers: Mapping[int, PromptAndAnswer], first: bool) -> None:
         """The learner is about to run the policy over these answers, by their index, of a step that has answers of
         those lengths; for the first time in this step, or for more of them. Can be repeated."""
-        self._steps = None  # they hold on to what makes room
+        self._steps = None  # they hold references to what is evicted
         if first:
             self.buffer.begin_again()  # all that this step has read comes again
             self._entries.clear()
@@ -142,7 +142,7 @@ class DrafterLearning:
                 self._entries[index] = entry
 
     def wants_hidden(self, index: int) -> bool:
-        """Whether the buffer has room for an answer's hidden states, and they are not there yet."""
+        """Whether the buffer takes an answer's hidden states, and they are not there yet."""
         entry = self._entries.get(index)
         return entry is not None and entry.sample is None and not entry.evicted
 

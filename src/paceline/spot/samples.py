@@ -83,7 +83,7 @@ def lay_out(samples: list[FeatureSample], pin: bool = False) -> PackedSequences:
 
     return PackedSequences(
         tokens=joined([s.tokens.long() for s in samples]),
-        place=joined([torch.arange(len(s)) for s in samples]),
+        positions=joined([torch.arange(len(s)) for s in samples]),
         features=joined([s.features for s in samples]),
         hidden=joined([s.hidden for s in samples]),
         learn=before_completions([len(s) for s in samples], [s.prompt for s in samples]),

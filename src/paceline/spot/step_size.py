@@ -8,7 +8,7 @@ import math
 from paceline.draft.eagle.gradients import SMALLEST, size_of
 
 MIN_STEP_TOKENS = 128  # with fewer, the fixed cost of a step is most of it
-MAX_STEP_TOKENS = 4096  # with more, several smaller steps would teach more than a larger one
+MAX_STEP_TOKENS = 4096  # with more, a drafter would learn more from several smaller steps
 FIRST_STEP_TOKENS = 128  # before anything is measured, on a CPU: short, whatever the CPU
 FIRST_STEP_TOKENS_GPU = 2048  # and on a GPU, where fewer take about as long
 PROBE_EVERY = 50  # steps after which sizes are tried again that were found to be no faster than larger ones

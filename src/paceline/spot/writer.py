@@ -2,7 +2,7 @@
 
 It is there before the first checkpoint is, and can be exported or served at any time. A resumed run starts from its
 checkpoint, which has the drafter that belongs to its policy. What goes wrong with it is raised when the next one is to
-be written, or told when the process ends; a disk that does not answer is waited for only so long.
+be written, or is reported when the process ends; a disk that does not answer is waited for only so long.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class DrafterWriter:
         """The process ends: wait for what is being written, and tell what went wrong with it, for nobody else will."""
         try:
             self.wait()
-        except Exception as err:  # noqa: BLE001 (it is told, and there is nothing left that it could stop)
+        except Exception as err:  # noqa: BLE001 (it is reported, and there is nothing left that it could stop)
             print(f"the newest drafter could not be written to {self.folder}: {err}", file=sys.stderr)
 
     def _run(self, writing: Future[None], files: DrafterFiles) -> None:

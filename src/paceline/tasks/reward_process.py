@@ -95,7 +95,7 @@ def try_rewards(rewards: list[Reward], job: RewardJob) -> RewardResult:
     for reward in rewards:
         try:
             values |= compute_rewards([reward], job.sample, job.text, job.tokens)
-        except (Exception, SystemExit) as err:  # noqa: BLE001 (the user's code: it is told in the result)
+        except (Exception, SystemExit) as err:  # noqa: BLE001 (the user's code: it is reported in the result)
             kind = "" if isinstance(err, BadReward) else f"raised {type(err).__name__}: "
             message = shorten(_text_of(err), MAX_ERROR)
             return RewardResult(job.request_id, error=f"the reward {reward.name} {kind}{message}")

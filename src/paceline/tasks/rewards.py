@@ -77,7 +77,7 @@ def shown(value: Any) -> str:
     """A value in a sentence, however large it is and whatever its `repr` does."""
     try:
         return shorten(repr(value), MAX_SHOWN)
-    except Exception as err:  # noqa: BLE001 (the user's object; that it cannot be shown is what is told)
+    except Exception as err:  # noqa: BLE001 (the user's object; that it cannot be shown is what is reported)
         return f"a {type(value).__name__} that cannot be shown ({type(err).__name__})"
 
 

@@ -70,7 +70,7 @@ def check_sendable(columns: dict[str, Any], where: str) -> None:
     """Refuse what a process that runs rewards could not be sent."""
     try:
         pickle.dumps(columns)
-    except Exception:  # objects of the user's, which may refuse in any way: the column is told below
+    except Exception:  # objects of the user's, which may refuse in any way: the column is named below
         for name, value in columns.items():
             try:
                 pickle.dumps(value)

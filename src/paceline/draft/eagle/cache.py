@@ -1,6 +1,6 @@
 """The EAGLE drafter's cache: the keys and values of its latest entries, in a ring per request, and attention over it.
 
-A round copies the rings of the batch side by side, with room behind them for the entries that are missing and for draft
+A round copies the rings of the batch side by side, followed by slots for the entries that are missing and for draft
 tokens; a draft token sees the ring, the entries behind it, and its own ancestors. Only entries of accepted tokens go
 back into the rings. Shapes never depend on values, so a round can be part of a captured graph.
 """
@@ -19,13 +19,15 @@ MASKED = -1e30
 
 class WindowCache:
     def __init__(
-        self, config: DecoderConfig, slots: int, window: int, room: int, dtype: torch.dtype, device: torch.device
+        self, config: DecoderConfig, slots: int, window: int, capacity: int, dtype: torch.dtype, device: torch.device
     ):
-        """Slot 0 is scratch: rows that pad a graph and entries that must not be kept are written there. Behind each
-        ring lie `room` slots that stay zero, so that a copy of it has room for a round."""
-        self.window, self.room = window, room
-        shape = (slots + 1, config.kv_heads, window + room, config.head_dim)
-        self.k, self.v = torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
+        """Slot 0 is scratch: rows that pad a graph and entries that must not be kept are written there. Each ring is
+        followed by `capacity` slots that stay zero, so that a copy of it can take the entries of a round."""
+        self.window = window
+        self.capacity = capacity
+        shape = (slots + 1, config.kv_heads, window + capacity, config.head_dim)
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)
 
     def put(self, slot: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
         """Entries [B, n, kv_heads, d] of the positions [B, n]; those of slot 0 are dropped. slot: [B, n]."""
@@ -36,10 +38,11 @@ class WindowCache:
         """The last entries [n, kv_heads, d] of a sequence of this length, n at most the window, for each slot [B]."""
         n = len(tail[0])
         positions = torch.arange(length - n, length, device=self.k.device) % self.window
-        self.k[slots[:, None], :, positions], self.v[slots[:, None], :, positions] = tail
+        self.k[slots[:, None], :, positions] = tail[0]
+        self.v[slots[:, None], :, positions] = tail[1]
 
-    def round(self, slot: Tensor, drafted: Tensor, start: Tensor, room: int) -> RoundAttention:
-        return RoundAttention(self, slot, drafted, start, room)
+    def round(self, slot: Tensor, drafted: Tensor, start: Tensor, capacity: int) -> RoundAttention:
+        return RoundAttention(self, slot, drafted, start, capacity)
 
 
 class TailAttention(PackedAttention):
@@ -59,18 +62,20 @@ class TailAttention(PackedAttention):
 class RoundAttention:
     """Attention of the passes of one round. Each call belongs to the tokens announced before it."""
 
-    def __init__(self, cache: WindowCache, slot: Tensor, drafted: Tensor, start: Tensor, room: int):
+    def __init__(self, cache: WindowCache, slot: Tensor, drafted: Tensor, start: Tensor, capacity: int):
         """`drafted` entries of each request are known, of which those from `start` on can be seen; all int [B]."""
-        assert room <= cache.room, "no round is larger than the largest strategy's"
-        self.batch, window = len(slot), cache.window
+        assert capacity <= cache.capacity, "no round is larger than the largest strategy's"
+        self.batch = len(slot)
+        window = cache.window
         ring = slot.long()
-        self.keys, self.values = cache.k[ring], cache.v[ring]
+        self.keys = cache.k[ring]
+        self.values = cache.v[ring]
         # Column j of a ring holds the latest known position that leaves the remainder j.
         newest = drafted.long()[:, None] - 1
         columns = torch.arange(window, device=slot.device)
         positions = newest - (newest - columns) % window
         known = positions >= start.long().clamp(min=0)[:, None]
-        self.bias = torch.full((self.batch, 1, 1, window + room), MASKED, dtype=cache.k.dtype, device=slot.device)
+        self.bias = torch.full((self.batch, 1, 1, window + capacity), MASKED, dtype=cache.k.dtype, device=slot.device)
         self.bias[:, 0, 0, :window].masked_fill_(known, 0)
         self.used = window
         self._mask = self.bias
@@ -79,7 +84,8 @@ class RoundAttention:
 
     def entries(self, count: int, present: Tensor) -> None:
         """Next come `count` entries in order; later passes see those that are `present` [B, count]."""
-        first, self.used = self.used, self.used + count
+        first = self.used
+        self.used += count
         self._seen_by(torch.tril(torch.ones(count, count, dtype=torch.bool, device=present.device))[None], first)
         self.bias[:, 0, 0, first : self.used].masked_fill_(present, 0)
         self._base = self.used
@@ -105,12 +111,16 @@ class RoundAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rows, heads, d = q.shape
-        batch, n, kv_heads = self.batch, rows // self.batch, k.shape[1]
+        batch = self.batch
+        n = rows // batch
+        kv_heads = k.shape[1]
         group = heads // kv_heads
-        keys, values = self.keys[:, :, : self.used], self.values[:, :, : self.used]
+        keys = self.keys[:, :, : self.used]
+        values = self.values[:, :, : self.used]
         self.new = k, v
         if n == 1:  # the same as below, with fewer operations
-            keys[:, :, -1], values[:, :, -1] = k, v
+            keys[:, :, -1] = k
+            values[:, :, -1] = v
             q = q.view(batch, kv_heads, group, d)
             return F.scaled_dot_product_attention(q, keys, values, attn_mask=self._mask).reshape(batch, heads * d)
         keys[:, :, -n:] = k.view(batch, n, kv_heads, d).transpose(1, 2)

@@ -29,7 +29,8 @@ OTHERS = ("norm_before_residual", "norm_before_fc", "fc_norm", "use_aux_norm", "
 """Variants of the shape that drafters here do not have: each changes what the same tensors compute."""
 IGNORED = ("embed_tokens.weight", "rotary_emb.inv_freq", "verifier_lm_head.weight", "verifier_norm.weight", "t2d")
 """The policy's own, or known from elsewhere."""
-MAP, HEAD = "d2t", "lm_head.weight"
+MAP = "d2t"
+HEAD = "lm_head.weight"
 INTEGERS = ("I64", "I32", "I16")
 
 Layers = Annotated[list[int], Field(max_length=64)]
@@ -142,7 +143,8 @@ class Eagle3:
             raise UserError(self._has(f"head_dim {shorten(str(self.hf['head_dim']))}", f"{c.head_dim}; {RETRAIN}"))
         self._check_kind(c)
         self._check_taps(c)
-        rope, layers = Rope.from_hf(self.hf, f"the drafter at {self.folder}"), self.own.get("layers", c.layers)
+        rope = Rope.from_hf(self.hf, f"the drafter at {self.folder}")
+        layers = self.own.get("layers", c.layers)
         if layers != c.layers:
             raise UserError(self._has(f"a policy of {layers} layers behind it", f"{c.layers}; {RETRAIN}"))
         if (rope.theta, rope.kind) != (c.rope.theta, c.rope.kind):

@@ -88,7 +88,8 @@ class EagleDrafter(DeviceDrafter):
 
     def bind(self, rows: Rows, index: int, strategies: list[Strategy]) -> None:
         model = self.model
-        config, window = model.policy.config, model.shape.window
+        config = model.policy.config
+        window = model.shape.window
         self.rows = rows
         self.index = index
         self._cached, self._start = rows.drafter_columns(index)
@@ -99,9 +100,9 @@ class EagleDrafter(DeviceDrafter):
             len(rows.host), window, len(config.tap_layers) * config.hidden_size, model.fc.dtype, model.fc.device
         )
         drafted = max((s.depth * s.width for s in strategies), default=0)
-        room = max(self.entries(1), self.step + drafted)
+        capacity = max(self.entries(1), self.step + drafted)
         make = PagedWindowCache if self.in_kernel else WindowCache
-        self.cache = make(config, len(rows.host), window, room, model.fc.dtype, model.fc.device)
+        self.cache = make(config, len(rows.host), window, capacity, model.fc.dtype, model.fc.device)
 
     @property
     def memory_bytes(self) -> int:
@@ -178,15 +179,15 @@ class EagleDrafter(DeviceDrafter):
         self._cached[:count][behind] = oldest[behind]
         self._start[:count][behind] = oldest[behind]
 
-    def extend_cache(self, count: int, new: int, room: int = 0) -> tuple[Tensor, RoundAttention | PagedRound]:
+    def extend_cache(self, count: int, new: int, lookahead: int = 0) -> tuple[Tensor, RoundAttention | PagedRound]:
         """Make up to `new` missing entries per request -> output [count, hidden] of the last one that exists, and the
-        attention of the round, with room for as many draft tokens."""
+        attention of the round, with slots for `lookahead` draft tokens."""
         rows = self.rows.view(0, count)
         cached, start = rows.drafters[self.index]
         positions = cached[:, None] + up_to(new, cached.device)
         present = positions <= rows.context[:, None]
         tokens, features = self.ring.take(rows.slot, positions)
-        attention = self.cache.round(rows.slot, cached, start, new + room)
+        attention = self.cache.round(rows.slot, cached, start, new + lookahead)
         attention.entries(new, present)
         out = self.model(tokens.flatten(), self.model.fuse(features.flatten(0, 1)), positions.flatten(), attention)
         assert attention.new is not None

@@ -45,7 +45,8 @@ class DrafterFiles(NamedTuple):
 def files_of(drafter: EagleModel, trained: dict[str, Any] | None = None) -> DrafterFiles:
     """A drafter as it is now, on the host, in the form that serving engines read; `trained` says what it learned
     from."""
-    c, shape = drafter.policy.config, drafter.shape
+    c = drafter.policy.config
+    shape = drafter.shape
     vocab_size = c.vocab_size if drafter.vocab is None else len(drafter.vocab)
     hf = make_config(c, shape.intermediate_size, shape.window, vocab_size, drafter.fc.dtype, shape.own_head)
     if trained:

@@ -18,7 +18,8 @@ from paceline.draft.eagle.model import EagleModel
 from paceline.kernels.capture import Graph, capture, warm_up
 
 CLIP = 1.0  # the most that the norm of a gradient may be
-SMALLEST, LARGEST = 512, 1 << 16  # tokens of a graph
+SMALLEST = 512  # tokens of a graph
+LARGEST = 1 << 16
 
 
 class Gradients(NamedTuple):
@@ -52,10 +53,12 @@ def gradients(
 
 class GraphedGradients:
     def __init__(self, drafter: EagleModel, runs: int, loss: DraftLoss):
-        self.drafter, self.runs, self.loss = drafter, runs, loss
+        self.drafter = drafter
+        self.runs = runs
+        self.loss = loss
         self._graphs: dict[int, tuple[Graph, PackedSequences, Gradients]] = {}
         self._memory = torch.cuda.graph_pool_handle()
-        self._places = torch.arange(LARGEST, device=drafter.fc.device)  # graphs read it, so it stays where it is
+        self._indices = torch.arange(LARGEST, device=drafter.fc.device)  # graphs read it, so it stays where it is
 
     def __call__(self, sequences: PackedSequences) -> Gradients:
         tokens = size_of(len(sequences.tokens))
@@ -63,19 +66,19 @@ class GraphedGradients:
             return gradients(self.drafter, sequences.to(self.drafter.fc.device), self.runs, self.loss)
         if tokens not in self._graphs:
             self._graphs[tokens] = self._capture(tokens, sequences)
-        graph, room, result = self._graphs[tokens]
-        put(sequences, room)
+        graph, inputs, result = self._graphs[tokens]
+        put(sequences, inputs)
         graph.replay()
         return result
 
     def _capture(self, tokens: int, sequences: PackedSequences) -> tuple[Graph, PackedSequences, Gradients]:
-        room = room_for(tokens, sequences, self.drafter.fc.device)
-        put(sequences, room)
-        rows = self._places[:tokens]
-        work = lambda: gradients(self.drafter, room, self.runs, self.loss, rows)  # noqa: E731
+        inputs = make_inputs(tokens, sequences, self.drafter.fc.device)
+        put(sequences, inputs)
+        rows = self._indices[:tokens]
+        work = lambda: gradients(self.drafter, inputs, self.runs, self.loss, rows)  # noqa: E731
         warm_up(work)
         graph, result = capture(work, self._memory)
-        return graph, room, result
+        return graph, inputs, result
 
 
 def size_of(tokens: int) -> int:
@@ -83,17 +86,18 @@ def size_of(tokens: int) -> int:
     return max(SMALLEST, 1 << (tokens - 1).bit_length())
 
 
-def room_for(tokens: int, sequences: PackedSequences, device: torch.device) -> PackedSequences:
-    """Where so many tokens of such sequences find room."""
+def make_inputs(tokens: int, sequences: PackedSequences, device: torch.device) -> PackedSequences:
+    """Static inputs of a graph for so many tokens of such sequences."""
     empty = {name: t.new_zeros(tokens, *t.shape[1:], device=device) for name, t in vars(sequences).items()}
     return PackedSequences(**empty)
 
 
-def put(sequences: PackedSequences, room: PackedSequences) -> None:
-    """Put sequences where there may be more room than they need: what is left over is a sequence of its own, from which
-    nothing is learned."""
-    used, left = len(sequences.tokens), len(room.tokens) - len(sequences.tokens)
-    for name, target in vars(room).items():
+def put(sequences: PackedSequences, inputs: PackedSequences) -> None:
+    """Copy sequences into a graph's inputs. What is left over is padding: a sequence of its own, from which nothing is
+    learned."""
+    used = len(sequences.tokens)
+    padding = len(inputs.tokens) - used
+    for name, target in vars(inputs).items():
         target[:used].copy_(getattr(sequences, name), non_blocking=True)
         target[used:].zero_()
-    torch.arange(left, out=room.place[used:])
+    torch.arange(padding, out=inputs.positions[used:])

@@ -30,7 +30,7 @@ class PackedSequences:
     """Sequences end to end in one row, with the policy's features of them."""
 
     tokens: Tensor  # int64 [N]
-    place: Tensor  # int64 [N] position within the sequence
+    positions: Tensor  # int64 [N] within the sequence
     features: Tensor  # [N, 3 * hidden] of each token
     hidden: Tensor  # [N, hidden] of each token, from which the policy draws the next
     learn: Tensor  # bool [N] whether the token behind is part of a completion
@@ -45,11 +45,11 @@ def read_sequences(drafter: EagleModel, answers: list[tuple[list[int], int]]) ->
     policy = drafter.policy
     attention = PackedAttention([len(t) for t, _ in answers], policy.device)
     tokens = torch.tensor([t for sequence, _ in answers for t in sequence], device=policy.device)
-    place = attention.positions()
-    hidden, features = policy(tokens, place, attention, taps=True)
+    positions = attention.positions()
+    hidden, features = policy(tokens, positions, attention, taps=True)
     assert features is not None
     learn = before_completions([len(t) for t, _ in answers], [prompt for _, prompt in answers]).to(policy.device)
-    return PackedSequences(tokens, place, features, hidden, learn)
+    return PackedSequences(tokens, positions, features, hidden, learn)
 
 
 def before_completions(lengths: list[int], prompts: list[int]) -> Tensor:
@@ -66,12 +66,15 @@ class UnrolledAttention:
     The row is cut into blocks, and a block looks at itself and at a window before it, so the cost grows with the number
     of tokens and not with its square, and no sequence is padded."""
 
-    def __init__(self, place: Tensor, window: int):
-        self.tokens, self.window = len(place), window
+    def __init__(self, positions: Tensor, window: int):
+        self.tokens = len(positions)
+        self.window = window
         self.blocks = -(-self.tokens // BLOCK)
-        device = place.device
+        device = positions.device
         index = torch.arange(self.blocks * BLOCK, device=device).view(self.blocks, BLOCK)
-        sequence = F.pad((place == 0).cumsum(0), (window, self.blocks * BLOCK - self.tokens))  # padding is sequence 0
+        sequence = F.pad(
+            (positions == 0).cumsum(0), (window, self.blocks * BLOCK - self.tokens)
+        )  # padding is sequence 0
         seen = index[:, :1] - window + torch.arange(window + BLOCK, device=device)  # [blocks, window + BLOCK]
         self._ago = index[:, :, None] - seen[:, None]  # how far back each key lies
         self._same = sequence[window:].view(self.blocks, BLOCK)[:, :, None] == sequence[seen + window][:, None]
@@ -127,12 +130,13 @@ def _unroll(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For each draft token in a row, at the positions `rows` [M]: whether it counts [M], and the drafter's logits."""
     dtype = drafter.fc.dtype
-    attention = UnrolledAttention(sequences.place, drafter.shape.window)
-    hidden = drafter.fuse(_back(sequences.features, 1).masked_fill(sequences.place[:, None] == 0, 0).to(dtype))
-    learn, place = sequences.learn[rows], sequences.place[rows]
+    attention = UnrolledAttention(sequences.positions, drafter.shape.window)
+    hidden = drafter.fuse(_back(sequences.features, 1).masked_fill(sequences.positions[:, None] == 0, 0).to(dtype))
+    learn = sequences.learn[rows]
+    positions = sequences.positions[rows]
     for run in range(runs):
-        out = drafter(sequences.tokens, hidden, sequences.place, attention)
-        yield (learn & (place >= run)).float(), drafter.logits(out[rows]).float()
+        out = drafter(sequences.tokens, hidden, sequences.positions, attention)
+        yield (learn & (positions >= run)).float(), drafter.logits(out[rows]).float()
         hidden = _back(out, 1)
 
 
@@ -150,7 +154,8 @@ def unrolled_loss(
     if rows is None:
         rows = sequences.learn.nonzero()[:, 0]
     total, weight = (torch.zeros((), device=sequences.tokens.device) for _ in range(2))
-    target, agree = _wanted(drafter, sequences, rows), []
+    target = _wanted(drafter, sequences, rows)
+    agree = []
     likeliest = target.argmax(-1)
     for run, (counts, logits) in enumerate(_unroll(drafter, sequences, runs, rows)):
         count = counts.sum()
@@ -207,7 +212,8 @@ def batches(
     for item in (items[i] for i in order):
         if batch and size + length(item) > tokens:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
         batch.append(item)
         size += length(item)
     if batch:

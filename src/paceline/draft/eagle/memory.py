@@ -21,7 +21,8 @@ _Size: Any = Annotated[int, Field(ge=1, le=2**24)]
 
 def plan_memory(request: MemoryRequest) -> DrafterMemory | None:
     """None without a drafter, and for one that cannot be read: whoever loads it says what is wrong with it."""
-    settings, shape = request.settings, request.policy.config
+    settings = request.settings
+    shape = request.policy.config
     if settings.mode == "plain" or settings.drafter in (None, "none"):
         return None
     try:

@@ -94,7 +94,8 @@ class EagleModel(nn.Module):
         self, tokens: Tensor, hidden: Tensor, turned: tuple[Tensor, Tensor], attention: Attention
     ) -> tuple[Tensor, Tensor | None]:
         """`run`, and where it comes with that, what the head reads: its output normed."""
-        table, layer = self.policy.embed.weight, self.layer
+        table = self.policy.embed.weight
+        layer = self.layer
         if fuses(hidden):
             from paceline.kernels.hopper.epilogue import concat_norm
             from paceline.model import fast  # a GPU's kernels, which nobody else loads

@@ -49,8 +49,11 @@ class Sampler:
         """The draft tokens [B] that follow [B, hidden]."""
         if not self.in_kernel:
             return self.tokens(self.scores(hidden, level).argmax(-1))
-        logits, rows, vocab = self.model.logits(hidden, normed), self.rows, self.model.vocab
-        keys, temperature = rows.sampling.keys, rows.sampling.temperature
+        logits = self.model.logits(hidden, normed)
+        rows = self.rows
+        vocab = self.model.vocab
+        keys = rows.sampling.keys
+        temperature = rows.sampling.temperature
         return gumbel_argmax(logits, keys, rows.context, temperature, None, vocab, self.noisy, False, ahead=1 + level)[
             0
         ]
@@ -73,7 +76,9 @@ class Sampler:
 def propose_chain(
     model: EagleModel, rows: RowsView, hidden: Tensor, strategy: Strategy, sampler: Sampler, attention: Attention
 ) -> tuple[Tensor, Tensor]:
-    batch, device, depth = len(rows.context), rows.context.device, strategy.depth
+    batch = len(rows.context)
+    device = rows.context.device
+    depth = strategy.depth
     positions = rows.context[:, None] + up_to(depth + 1, device)[1:]
     cos, sin = (x.view(batch, depth, 1, -1) for x in model.rotations(positions.flatten(), hidden.dtype))
     tokens: list[Tensor] = []
@@ -91,9 +96,12 @@ def propose_tree(
     model: EagleModel, rows: RowsView, hidden: Tensor, strategy: Strategy, sampler: Sampler, attention: Attention
 ) -> tuple[Tensor, Tensor]:
     """At every level the `width` likeliest continuations of the level above; of all, the likeliest `nodes`."""
-    batch, device, width = len(rows.context), rows.context.device, strategy.width
+    batch = len(rows.context)
+    device = rows.context.device
+    width = strategy.width
     best = sampler.scores(hidden, 0).log_softmax(-1).topk(width)
-    score, token = best.values, sampler.tokens(best.indices)  # [B, width] of the newest level
+    score = best.values
+    token = sampler.tokens(best.indices)  # [B, width] of the newest level
     parent = torch.zeros_like(token)
     ancestry = torch.eye(width, dtype=torch.bool, device=device).expand(batch, -1, -1)  # itself included
     hidden = hidden[:, None].expand(-1, width, -1)
@@ -109,7 +117,8 @@ def propose_tree(
         after = (score[..., None] + scores).topk(width)  # of each
         best = after.values.flatten(1).topk(width)
         beam = best.indices // width
-        score, token = best.values, sampler.tokens(after.indices.flatten(1).gather(1, best.indices))
+        score = best.values
+        token = sampler.tokens(after.indices.flatten(1).gather(1, best.indices))
         parent = 1 + first + beam
         above = ancestry.gather(1, beam[..., None].expand_as(ancestry))
         ancestry = torch.cat((above, torch.eye(width, dtype=torch.bool, device=device).expand(batch, -1, -1)), 2)

@@ -31,7 +31,8 @@ class DrafterTrainer:
     """AdamW on a copy of the drafter, in the policy's precision with float32 masters; `publish` writes it back."""
 
     def __init__(self, drafter: EagleModel, settings: TrainSettings):
-        self.drafter, self.settings = drafter, settings
+        self.drafter = drafter
+        self.settings = settings
         self.copy = copy_of(drafter).requires_grad_(True)
         self.masters = [p.detach().float() for p in self.copy.parameters()]  # the weights themselves, if float32
         self.optimizer = torch.optim.AdamW(

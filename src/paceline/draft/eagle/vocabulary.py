@@ -17,10 +17,11 @@ from torch import Tensor
 
 from paceline.model.decoder import Decoder
 
-LARGE = 65536
+LARGE_VOCAB = 65536
 DRAFT_VOCAB = 32768  # of a large one, unless completions show that fewer are enough
-LEAST, STEP = 8192, 1024
+MIN_DRAFT_VOCAB = 8192
 """Of a 7B's drafter, the head with so few is a tenth of what it reads: fewer would save little."""
+VOCAB_MULTIPLE = 1024
 RARE = 0.005  # share of sampled tokens that need not be proposed: the smaller head saves more than these rounds cost
 LAST = 2560  # tokenizers have their special tokens at the end, before what pads the matrix
 
@@ -28,7 +29,7 @@ LAST = 2560  # tokenizers have their special tokens at the end, before what pads
 def draft_vocab_size(vocab_size: int, wanted: int | None = None, written: Counter[int] | None = None) -> int:
     """How many tokens: as many as are wanted, by default all; of very many, as many as what was `written` shows to be
     enough."""
-    if wanted or vocab_size <= LARGE:
+    if wanted or vocab_size <= LARGE_VOCAB:
         return min(vocab_size, wanted or vocab_size)
     return enough(written) if written else DRAFT_VOCAB
 
@@ -36,21 +37,21 @@ def draft_vocab_size(vocab_size: int, wanted: int | None = None, written: Counte
 def enough(written: Counter[int]) -> int:
     """How many tokens make up all but a RARE few of what will be written. What has not been written yet will come as
     often as what was written once (Good and Turing); if that is too often, too little was written to tell."""
-    spare = RARE * written.total() - sum(times == 1 for times in written.values())
-    if spare < 0:
+    budget = RARE * written.total() - sum(times == 1 for times in written.values())
+    if budget < 0:
         return DRAFT_VOCAB
     count = len(written)
     for times in sorted(written.values()):
-        spare -= times
-        if spare < 0:
+        budget -= times
+        if budget < 0:
             break
         count -= 1
-    return min(DRAFT_VOCAB, max(LEAST, -(-count // STEP) * STEP))
+    return min(DRAFT_VOCAB, max(MIN_DRAFT_VOCAB, -(-count // VOCAB_MULTIPLE) * VOCAB_MULTIPLE))
 
 
 def choose_tokens(policy: Decoder, wanted: int | None = None, written: Iterable[int] = ()) -> Tensor | None:
     """The tokens that occur most often in what was `written`; where that is not enough, those that end a completion,
-    the special ones at the end of the vocabulary, and the first, which tokenizers learn from the most frequent texts.
+    the special ones at the end of the vocabulary, and the first, which tokenizers learn from the most frequent strings.
     None for all."""
     size = policy.config.vocab_size
     if draft_vocab_size(size, wanted) == size:

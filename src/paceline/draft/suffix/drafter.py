@@ -5,7 +5,7 @@ prompt; a prompt never sees another prompt's completions. All sequences lie in o
 number of entries per key points behind late occurrences of each n-gram of 4, 2 and 1 tokens. Both have a fixed size, so
 memory is bounded; old completions are overwritten.
 
-A round waits for `propose`, so all that does is look up; `follow` fills the table while the device works. The table is
+A round waits for `propose`, so it only looks up; `follow` fills the table while the device works. The table is
 then some rounds late, which hardly matters: a sequence's last tokens are read from the sequence itself. Lookups go
 sequence by sequence in plain Python, because a few lookups are cheaper than any number of operations on small arrays;
 indexing goes over all sequences at once, because there are many tokens and nobody waits for the first.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.config import SpeculationConfig
 
 GRAMS = (4, 2, 1)  # tokens; down to one: verifying a poor draft costs no more than verifying none
-WAYS = 4  # occurrences that are remembered of each n-gram, late ones mostly
+OCCURRENCES = 4  # table entries per n-gram, of late occurrences mostly
 MULTIPLIER = 0x3A8F  # of an n-gram's key; small, so that the keys of most vocabularies are small integers to Python
 LATE = 32  # tokens; a sequence with more that are not indexed yet is indexed before its draft
 
@@ -51,10 +51,10 @@ class SuffixDrafter(BaseDrafter):
         self._stride = max_length + MAX_TREE_NODES  # the rest stays empty, so that no draft runs into the next line
         # Half for sequences, half for the table; in any case enough for those that run. Positions are 32 bits.
         self.lines = max(2 * max_batch, min(memory_bytes // 2 // 4, 2**31 - 1) // self._stride)
-        buckets = 1 << (max(1024, memory_bytes // 2 // (4 * WAYS)).bit_length() - 1)
+        buckets = 1 << (max(1024, memory_bytes // 2 // (4 * OCCURRENCES)).bit_length() - 1)
         self._mask = buckets - 1
         self._tokens = array("i", [-1]) * (self.lines * self._stride)
-        self._table = array("i", [0]) * (buckets * WAYS)  # 0 is nowhere: there is no n-gram in front of it
+        self._table = array("i", [0]) * (buckets * OCCURRENCES)  # 0 is nowhere: there is no n-gram in front of it
         self._prompts = array("q", [0]) * self.lines
         self._taken = bytearray(self.lines)
         self._token_view = np.frombuffer(self._tokens, np.int32)  # the same memory
@@ -99,12 +99,16 @@ class SuffixDrafter(BaseDrafter):
 
     def propose(self, sequences: Many[DraftSequence], strategy: Strategy) -> Draft:
         draft = Draft.empty(len(sequences), strategy.nodes)
-        is_chain, depth = strategy.chain, strategy.depth
+        is_chain = strategy.chain
+        depth = strategy.depth
         tokens, parents = array("i"), array("i")
-        nothing, roots = array("i", [-1]) * strategy.nodes, array("i", [0]) * strategy.nodes
-        running, longest = self._running, self.max_length
+        nothing = array("i", [-1]) * strategy.nodes
+        roots = array("i", [0]) * strategy.nodes
+        running = self._running
+        longest = self.max_length
         for sequence in sequences:
-            line, written = running.get(sequence.request.id), sequence.tokens
+            line = running.get(sequence.request.id)
+            written = sequence.tokens
             if line is None or len(written) > longest:
                 tokens += nothing
                 parents += roots
@@ -131,15 +135,17 @@ class SuffixDrafter(BaseDrafter):
         if self._first.get(self._prompts[number]) == number:
             del self._first[self._prompts[number]]
         if self._first.setdefault(line.prompt, number) != number:
-            # A prompt is indexed once: its copies would only crowd out what differs.
+            # A prompt is indexed once: its copies would only displace what differs.
             line.known = min(len(prompt), self.max_length)
             self._tokens[line.start : line.start + line.known] = array("i", prompt[: line.known])
-        self._prompts[number], self._taken[number] = line.prompt, True
+        self._prompts[number] = line.prompt
+        self._taken[number] = True
         return line
 
     def _index(self, lines: list[tuple[_Line, list[int]]]) -> None:
         """Copy what the sequences have gained, and point at each position that now follows an n-gram."""
-        most, lead = self.max_length, GRAMS[0]
+        most = self.max_length
+        lead = GRAMS[0]
         grown = [(line, tokens) for line, tokens in lines if line.known < min(len(tokens), most)]
         if not grown:
             return
@@ -162,19 +168,22 @@ class SuffixDrafter(BaseDrafter):
                 key = key * MULTIPLIER + flat[at - i]
             there = position[at]
             # One of the key's entries, by turns: to keep them in order would cost more than it is worth.
-            self._table_view[((key ^ prompt[at]) & self._mask) * WAYS + there % WAYS] = there
+            self._table_view[((key ^ prompt[at]) & self._mask) * OCCURRENCES + there % OCCURRENCES] = there
         for (line, _), begun, length in zip(grown, begin.tolist(), lengths.tolist(), strict=True):
             line.known = begun + length
 
     def _chain(self, line: _Line, tokens: list[int], depth: int) -> array[int]:
         """What follows an occurrence of the longest n-gram that has any, one that goes on as most of them do."""
-        prompt, kept, prompts, stride = line.prompt, self._tokens, self._prompts, self._stride
+        prompt = line.prompt
+        kept = self._tokens
+        prompts = self._prompts
+        stride = self._stride
         for n in GRAMS:
             run = tokens[-n:]
-            at = ((_key(run) ^ prompt) & self._mask) * WAYS
+            at = ((_key(run) ^ prompt) & self._mask) * OCCURRENCES
             best = 0
             votes: list[int] = []
-            for position in self._table[at : at + WAYS]:
+            for position in self._table[at : at + OCCURRENCES]:
                 # As in _matches, which would look at all of them.
                 if (
                     position
@@ -198,12 +207,15 @@ class SuffixDrafter(BaseDrafter):
         """Positions behind earlier occurrences of what the sequence ends with, and how many tokens of it: longest
         first, then latest. The table only hints: the n-gram must be there, in a completion of the same prompt, with a
         token behind it."""
-        prompt, kept, prompts, stride = line.prompt, self._tokens, self._prompts, self._stride
+        prompt = line.prompt
+        kept = self._tokens
+        prompts = self._prompts
+        stride = self._stride
         found: dict[int, int] = {}
         for n in GRAMS:
             run = tokens[-n:]
-            at = ((_key(run) ^ prompt) & self._mask) * WAYS
-            for position in self._table[at : at + WAYS]:
+            at = ((_key(run) ^ prompt) & self._mask) * OCCURRENCES
+            for position in self._table[at : at + OCCURRENCES]:
                 if (
                     position
                     and position not in found
@@ -218,11 +230,13 @@ class SuffixDrafter(BaseDrafter):
         """Join what follows the matches, and keep the nodes that weigh most -> their tokens and parents. Longer n-grams
         weigh more than any number of shorter ones. A level weighs half of the one above it: what is nearer is reached
         more often, and parents come before their children."""
-        kept, depth = self._tokens, strategy.depth
+        kept = self._tokens
+        depth = strategy.depth
         numbers: dict[tuple[int, int], int] = {}  # by parent and token; 0 is the sequence's last token
         weights = [0.0]
         for position, n in self._matches(line, tokens).items():
-            parent, weight = 0, float(n**3)
+            parent = 0
+            weight = float(n**3)
             for token in kept[position : position + depth]:
                 if token < 0:
                     break
@@ -235,7 +249,9 @@ class SuffixDrafter(BaseDrafter):
                     weights.append(weight)
                 weight /= 2
         nodes = list(numbers)
-        kept, parents, renumbered = array("i"), array("i"), {0: 0}
+        kept = array("i")
+        parents = array("i")
+        renumbered = {0: 0}
         for number in sorted(range(1, len(weights)), key=weights.__getitem__, reverse=True)[: strategy.nodes]:
             parent, token = nodes[number - 1]
             kept.append(token)
