@@ -52,7 +52,8 @@ def _rotate(
 
 def gated(gate_up: Tensor) -> Tensor:
     """[N, 2 * size], gate and up concatenated -> silu(gate) * up, [N, size]"""
-    n, size = gate_up.shape[0], gate_up.shape[1] // 2
+    n = gate_up.shape[0]
+    size = gate_up.shape[1] // 2
     out = torch.empty(n, size, dtype=gate_up.dtype, device=gate_up.device)
     _gated[(n, triton.cdiv(size, ELEMENTWISE_BLOCK))](gate_up, out, size, BLOCK=ELEMENTWISE_BLOCK, num_warps=4)
     return out

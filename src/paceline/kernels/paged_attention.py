@@ -78,7 +78,9 @@ class PageRows:
         absent = None
         if max_rows == 1:
             owner = np.arange(batch)
-            ordinal, row_page, rows_of = np.zeros_like(owner), table[:, 0].numpy(), owner
+            ordinal = np.zeros_like(owner)
+            row_page = table[:, 0].numpy()
+            rows_of = owner
         else:
             counts = np.minimum((lengths + (new + page_size - 1)) // page_size, max_rows)
             present = np.arange(max_rows) < counts[:, None]
@@ -104,13 +106,15 @@ class PageRows:
             shown = _add_tree(shown, tree.numpy(), lengths, rows_of.reshape(batch, max_rows), page_size, group)
         bias = torch.from_numpy(shown)[:, None].to(dtype)
         ordered = max_rows == 1 and len(owner) == batch and bool((owner == np.arange(batch)).all())
-        last_index, steps_left = None, 0
+        last_index = None
+        steps_left = 0
         if new == 1:
             offsets = lengths % page_size
             last_row = rows_of.reshape(batch, max_rows)[np.arange(batch), lengths // page_size]
             last_index = torch.from_numpy(last_row * extent + offsets)
             steps_left = extent - 1 - int(offsets.max())
-        owners, row_index = torch.from_numpy(owner), torch.from_numpy(rows_of)
+        owners = torch.from_numpy(owner)
+        row_index = torch.from_numpy(rows_of)
         contiguous = len(owner) == batch * max_rows and bool((rows_of == np.arange(batch * max_rows)).all())
         return cls(
             new,
@@ -137,7 +141,8 @@ class PageRows:
     def attend(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, layer: int = 0) -> Tensor:
         """q [batch * new, heads, d], pools [pages, kv_heads, page_size, d] of a layer -> [batch * new, heads * d]."""
         rows, heads, d = q.shape
-        new, kv_heads = self.new, k_pool.shape[1]
+        new = self.new
+        kv_heads = k_pool.shape[1]
         batch = rows // new
         group = heads // kv_heads
         # All queries of one kv head are contiguous: [batch, kv_heads, group * new, d].

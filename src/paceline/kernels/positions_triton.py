@@ -84,7 +84,8 @@ def _tree_nodes(
 
 def rotations(positions: Tensor, inv_freq: Tensor, signs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """As `kernels.positions.rotations`."""
-    rows, d = len(positions), len(inv_freq)
+    rows = len(positions)
+    d = len(inv_freq)
     cos, sin = (torch.empty(rows, 1, d, dtype=dtype, device=positions.device) for _ in range(2))
     block = 4  # positions per program
     pdl = use_pdl(positions.device)
@@ -117,7 +118,8 @@ def window_table(
     slot: Tensor, drafted: Tensor, start: Tensor, window: int, ring: int, stride: int, capacity: int
 ) -> tuple[Tensor, Tensor]:
     """As `kernels.positions.window_table`."""
-    batch, columns = len(slot), window + capacity
+    batch = len(slot)
+    columns = window + capacity
     table = torch.empty(batch, columns, dtype=torch.int32, device=slot.device)
     num_visible = torch.empty(batch, dtype=torch.int32, device=slot.device)
     _window_table[(batch,)](

@@ -71,7 +71,9 @@ def _latest_logits(model: Decoder, tokens: list[int]) -> Tensor:
 def _exact_logits(model: Decoder, tokens: list[int]) -> Tensor:
     """The same in the wider precision. One layer is widened at a time: beside a learner there is no room for two
     models."""
-    wide, c, device = WIDER[model.dtype], model.config, model.device
+    wide = WIDER[model.dtype]
+    c = model.config
+    device = model.device
     attention = PackedAttention([len(tokens)], device)
     turned = rotations(attention.positions(), *rotation_constants(c.rope, c.head_dim, device, wide), wide)
     x = model.embed(torch.tensor(tokens, device=device)).to(wide)

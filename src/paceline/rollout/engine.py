@@ -96,7 +96,8 @@ class RolloutEngine:
                 raise UserError(f"strategy {strategy} needs the drafter '{strategy.drafter}'; there is: {have}")
 
     def _make_pool(self) -> PagePool:
-        s, model = self.settings, self.model
+        s = self.settings
+        model = self.model
         page_size = s.page_size or default_page_size(model.device, s.max_batch)
         wanted = pages_for_batch(s.max_batch, self.max_length, page_size)
         size = page_bytes(model.config, page_size, model.dtype)
@@ -147,7 +148,7 @@ class RolloutEngine:
         if request.id in self._ids:
             raise ValueError(f"request {request.id} is in the engine already; ids must be unique")
         if request.sampling.stop and self.outputs.decode is None:
-            raise ValueError("stop texts need an engine that can decode: Engine(..., decode=tokenizer.decode)")
+            raise ValueError("stop strings need an engine that can decode: Engine(..., decode=tokenizer.decode)")
         length = len(request.prompt)
         if length + 1 > self.max_length:
             raise UserError(

@@ -41,7 +41,9 @@ class OutputProcessor:
         return self._append(0, sampled, in_flight)
 
     def _append(self, first: int, sampled: SampledTokens, in_flight: bool) -> tuple[list[Completion], int]:
-        running, rows, num_tokens = self.scheduler.running, self.rows, sampled.num_tokens
+        running = self.scheduler.running
+        rows = self.rows
+        num_tokens = sampled.num_tokens
         last = first + len(num_tokens)
         rows.token[first:last] = [tokens[n - 1] for tokens, n in zip(sampled.tokens, num_tokens, strict=True)]
         rows.min_left[first:last] = np.maximum(rows.min_left[first:last] - num_tokens, 0)
@@ -54,8 +56,10 @@ class OutputProcessor:
                 self.ended_rows.discard(row)
                 self.scheduler.remove(row)
                 continue
-            seq, count = running[row], num_tokens[row - first]
-            tokens, logprobs = sampled.tokens[row - first][:count], sampled.logprobs[row - first]
+            seq = running[row]
+            count = num_tokens[row - first]
+            tokens = sampled.tokens[row - first][:count]
+            logprobs = sampled.logprobs[row - first]
             if continues(seq, tokens, self.max_length):
                 seq.tokens += tokens
                 seq.logprobs += logprobs[:count]

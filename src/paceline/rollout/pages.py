@@ -130,12 +130,12 @@ def default_page_size(device: torch.device, max_batch: int) -> int:
 def affordable_pages(wanted: int, size: int, limit: int | None, device: torch.device) -> int:
     """As many pages of `size` bytes as are wanted, within `limit` bytes or what the machine can spare."""
     if limit is not None:
-        room = limit
+        available = limit
     elif device.type == "cuda":
-        room = int(torch.cuda.mem_get_info(device)[0] * GPU_KV_SHARE)
+        available = int(torch.cuda.mem_get_info(device)[0] * GPU_KV_SHARE)
     else:
-        room = CPU_KV_BYTES
-    pages = min(wanted, room // size)
+        available = CPU_KV_BYTES
+    pages = min(wanted, available // size)
     memory = machine_memory()
     if device.type == "cpu" and pages * size > memory:
         raise UserError(
@@ -144,7 +144,7 @@ def affordable_pages(wanted: int, size: int, limit: int | None, device: torch.de
         )
     if pages < 2:
         raise UserError(
-            f"{room / 1e9:.3g} GB for KV pages is less than two pages of {size / 1e6:.1f} MB each; "
+            f"{available / 1e9:.3g} GB for KV pages is less than two pages of {size / 1e6:.1f} MB each; "
             "raise rollout.kv_memory_gb"
         )
     return pages

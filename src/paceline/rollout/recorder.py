@@ -38,7 +38,8 @@ class Recorder:
         self._note(ended - seconds, seconds, batch, str(round.strategy), tokens)
 
     def peaks(self, scheduler: Scheduler, graphs: GraphPool | None) -> None:
-        stats, pool = self.stats, scheduler.pool
+        stats = self.stats
+        pool = scheduler.pool
         stats.paused = scheduler.paused
         stats.peak_pages = max(stats.peak_pages, pool.usable - pool.free)
         stats.graph_bytes = graphs.memory_bytes if graphs else 0

@@ -65,7 +65,8 @@ class Rounds:
         choice = self._next or self._ask()
         self._next = None
         strategy = choice.strategy
-        started, captured = time.perf_counter(), self._captured
+        started = time.perf_counter()
+        captured = self._captured
         # Reserving pages may pause some sequences.
         self.scheduler.reserve(strategy.num_verified * (RESERVED_ROUNDS if self.overlap else 1))
         running = self.scheduler.running
@@ -100,7 +101,8 @@ class Rounds:
         if min(len(s.pages) * page_size - len(s.tokens) for s in running) < new:
             return None
         self._next = None
-        started, captured = time.perf_counter(), self._captured
+        started = time.perf_counter()
+        captured = self._captured
         rows = PassRows(count, max_filters(running), upload=False)
         if strategy.plain:
             output = self.runner.decode(rows)
@@ -111,7 +113,8 @@ class Rounds:
 
     def finish(self, round: InFlightRound, in_flight: bool) -> list[Completion]:
         """Read a round and append what it sampled; `in_flight` tells whether the next one was launched already."""
-        strategy, sampled = round.strategy, round.output.read()
+        strategy = round.strategy
+        sampled = round.output.read()
         batch = len(sampled.num_tokens)
         ended = set(self.outputs.ended_rows)
         if not strategy.plain:
@@ -153,7 +156,8 @@ class Rounds:
         return Choice(self.choose(batch)) if self.choose else self.tuner.choose(self._context(batch))
 
     def _context(self, batch: int) -> BatchContext:
-        rows, shape = self.outputs.rows, self.runner.shape(batch)
+        rows = self.outputs.rows
+        shape = self.runner.shape(batch)
         left = (rows.ends[:batch] - rows.context[:batch]).mean() - 1  # the last token is not in the KV cache yet
         return BatchContext(batch, float(left), {name: d.catch_up_rows(shape) for name, d in self.drafters.items()})
 

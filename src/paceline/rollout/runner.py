@@ -86,7 +86,8 @@ class ModelRunner:
 
     def prefill(self, fills: list[Fill]) -> list[PrefillResult]:
         """Run whole sequences and leave their keys and values in their pages."""
-        device, size = self.model.device, self.pool.page_size
+        device = self.model.device
+        size = self.pool.page_size
         lengths = [len(f.tokens) for f in fills]
         tokens = torch.tensor([t for f in fills for t in f.tokens], device=device)
         pages = torch.tensor([f.pages[i // size] for f in fills for i in range(len(f.tokens))], device=device)
@@ -184,7 +185,9 @@ class ModelRunner:
         return self._fetch(self._run(key, batch, work, rows.upload), rows.sequences)
 
     def _verify(self, batch: int, filters: Filters, strategy: Strategy) -> tuple[Tensor, ...]:
-        rows, model, depth = self.rows.view(0, batch), self.model, strategy.depth
+        rows = self.rows.view(0, batch)
+        model = self.model
+        depth = strategy.depth
         drafted, parents = self._drafts.get(batch, strategy)
         shape = chain(batch, strategy.nodes, model.device) if strategy.chain else tree(parents, depth)
         tokens, positions = tree_nodes(rows.tokens, rows.context, drafted, shape.depth)
@@ -246,7 +249,7 @@ class ModelRunner:
     def _pack(
         self, tokens: Tensor, logprobs: Tensor, num_accepted: Tensor | None = None, packed: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """What was sampled, as the host is told; on a GPU in one piece, which may be `packed` already."""
+        """What was sampled, as it is copied to the host; on a GPU in one piece, which may be `packed` already."""
         if self._pinned is not None:
             return (pack_output(tokens, logprobs, num_accepted) if packed is None else packed,)
         return tokens, logprobs, tokens.new_zeros(len(tokens)) if num_accepted is None else num_accepted

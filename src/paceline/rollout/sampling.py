@@ -73,7 +73,8 @@ def filtered_gumbel_argmax(
     The log-probability is that of the policy at this temperature, before filters, which is what a learner compares
     with; for greedy rows it is the one at temperature 1.
     """
-    count, some = len(logits), max(1, AT_ONCE // logits.shape[1])
+    count = len(logits)
+    some = max(1, AT_ONCE // logits.shape[1])
     if not filters or count <= some:
         return _filtered_gumbel_argmax(logits, rows, noise, filters)
     parts = [(first, first + some) for first in range(0, count, some)]
@@ -102,7 +103,8 @@ class NoiseAhead:
     BLOCK = 4096  # numbers per block: beyond this, making noise is no longer a matter of overhead
 
     def __init__(self, vocab: int, dtype: torch.dtype):
-        self.vocab, self.dtype = vocab, noise_dtype(dtype)
+        self.vocab = vocab
+        self.dtype = noise_dtype(dtype)
         self._block: list[Tensor] = []
 
     def forget(self) -> None:

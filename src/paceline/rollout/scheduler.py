@@ -46,8 +46,10 @@ class Admission:
 
 class Scheduler:
     def __init__(self, pool: PagePool, rows: Rows, max_batch: int, prefill_tokens: int):
-        self.pool, self.rows = pool, rows
-        self.max_batch, self.prefill_tokens = max_batch, prefill_tokens
+        self.pool = pool
+        self.rows = rows
+        self.max_batch = max_batch
+        self.prefill_tokens = prefill_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # index = row
         self.paused = 0
@@ -124,7 +126,8 @@ class Scheduler:
         if seq.fresh:
             self._fresh[seq.request.prompt] -= 1
         self._admissions += 1
-        seq.admitted, seq.slot = self._admissions, self._slots.pop()
+        seq.admitted = self._admissions
+        seq.slot = self._slots.pop()
         self.running.append(seq)
         self.rows.put(len(self.running) - 1, seq)
         self.changes += 1
@@ -161,7 +164,8 @@ class Scheduler:
 
     def _crossing(self, new: int) -> list[Sequence]:
         """Those whose next tokens cross into a new page: no other can need one."""
-        count, size = len(self.running), self.pool.page_size
+        count = len(self.running)
+        size = self.pool.page_size
         offsets = self.rows.context[:count] % size
         return [self.running[i] for i in ((offsets == 0) | (offsets + new > size)).nonzero()[0]]
 
@@ -195,7 +199,8 @@ class Scheduler:
 
     def remove(self, row: int) -> Sequence:
         """Take a sequence out of the batch and free its pages."""
-        seq, last = self.running[row], len(self.running) - 1
+        seq = self.running[row]
+        last = len(self.running) - 1
         self._slots.append(seq.slot)
         self.pool.release(seq.pages)
         seq.pages = []

@@ -78,7 +78,8 @@ class EngineStats:
         self.drafted_sequences += len(accepted)
         self.drafted_tokens += tokens
         self.draft_positions += strategy.depth * len(accepted)
-        alive, ended = len(accepted), Counter(accepted)
+        alive = len(accepted)
+        ended = Counter(accepted)
         for position in range(1, strategy.depth + 1):
             alive -= ended[position - 1]
             self.accepted[position] += alive

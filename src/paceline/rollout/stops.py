@@ -16,7 +16,7 @@ def finish_reason(seq: Sequence, longest: int, decode: Decode | None) -> FinishR
     if seq.generated >= s.min_tokens:
         if seq.tokens[-1] in s.stop_token_ids:
             return "stop"
-        if s.stop and _stop_text(seq, decode):
+        if s.stop and _has_stop_string(seq, decode):
             return "stop"
     if seq.generated >= s.max_tokens or len(seq.tokens) >= longest:
         return "length"
@@ -33,9 +33,9 @@ def continues(seq: Sequence, tokens: list[int], longest: int) -> bool:
     return s.stop_set.isdisjoint(tokens)
 
 
-def _stop_text(seq: Sequence, decode: Decode | None) -> bool:
-    assert decode is not None, "submit() refuses stop texts when the engine cannot decode"
-    # A character takes at most four bytes and a token holds at least one, so this window covers any stop text
+def _has_stop_string(seq: Sequence, decode: Decode | None) -> bool:
+    assert decode is not None, "submit() refuses stop strings when the engine cannot decode"
+    # A character takes at most four bytes and a token holds at least one, so this window covers any stop string
     # that the last token can complete.
     window = 4 * max(len(text) for text in seq.request.sampling.stop) + 4
     text = decode(seq.tokens[-min(window, seq.generated) :])
