@@ -29,7 +29,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from paceline.core import Filters
 from paceline.draft.eagle.drafter import EagleDrafter
 from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.draft.eagle.vocabulary import draft_vocab_size
@@ -37,6 +36,7 @@ from paceline.draft.registry import default_strategies
 from paceline.kernels import device, fused, gumbel_argmax_triton, paged_attention_triton
 from paceline.kernels.hopper import matmul
 from paceline.model import Decoder
+from paceline.rollout.filters import Filters
 from paceline.rollout.pages import PagePool, default_page_size
 from paceline.rollout.rows import Rows
 from paceline.rollout.runner import ModelRunner

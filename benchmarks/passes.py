@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.core import Request, SamplingParams, Sequence
+from paceline.core import Request, SamplingParams
 from paceline.draft.base import BaseDrafter, Draft
 from paceline.draft.strategy import PLAIN, Strategy
 from paceline.draft.suffix.drafter import SuffixDrafter
@@ -25,6 +25,7 @@ from paceline.model.decoder import as_dtype
 from paceline.rollout import EngineSettings, RolloutEngine
 from paceline.rollout.graphs import GraphPool
 from paceline.rollout.runner import PassRows
+from paceline.rollout.sequence import Sequence
 
 #            layers hidden heads kv   ff   vocab   tied
 GEOMETRY = {

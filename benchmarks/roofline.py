@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from limits import copy_bandwidth, parameter_bytes, weights_per_token
-from paceline.core import Request, Sequence
+from paceline.core import Request
 from paceline.draft.eagle.drafter import EagleDrafter
 from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.draft.eagle.vocabulary import DRAFT_VOCAB, LARGE_VOCAB, MIN_DRAFT_VOCAB
@@ -34,6 +34,7 @@ from paceline.kernels import device as kernels
 from paceline.kernels.hopper import matmul
 from paceline.model import Decoder
 from paceline.rollout.runner import PassRows
+from paceline.rollout.sequence import Sequence
 from passes import (
     GEOMETRY,
     LOOKAHEAD_SLOTS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,11 @@ from pathlib import Path
 import paceline
 
 ROOT = Path(paceline.__file__).parent
+PRIVATE = {
+    "guessable", "crowd", "pace", "lesson", "teach", "teaches", "twin", "prospect", "companion", "keeper", "spell",
+    "settle", "mend", "told", "member", "members", "room", "rooms", "way", "ways", "desk", "books", "circle",
+}  # fmt: skip
+"""Words that names had before; the field's are in docs/glossary.md."""
 TOP = {"__init__", "__main__", "cli", "core", "errors", "loop", "version"}
 LONGEST_CHAIN = 14  # modules
 MOST_ATTRIBUTES = 16
@@ -102,6 +108,28 @@ def test_a_class_name_has_one_meaning():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(name)
     assert not {name: where for name, where in homes.items() if len(where) > 1}
+
+
+def names_made_in(tree: ast.Module) -> set[str]:
+    """Of classes, functions, parameters, variables and attributes."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.arg(arg=name):
+                found.add(name)
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                found.add(name)
+    return found
+
+
+def test_names_are_the_words_of_the_field():
+    private = defaultdict(set)
+    for module, tree in trees().items():
+        for name in names_made_in(tree):
+            words = {word.lower() for part in name.split("_") for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", part)}
+            if words & PRIVATE:
+                private[module].add(name)
+    assert not private
 
 
 def test_a_constant_has_one_meaning():

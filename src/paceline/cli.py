@@ -187,7 +187,7 @@ def export(
     policy_name: Annotated[
         str | None, typer.Option(help="What engines will call the policy: a folder or a hub id.")
     ] = None,
-    depth: Annotated[int, typer.Option(min=1, help="Draft tokens per verification, named to the engine.")] = 5,
+    depth: Annotated[int, typer.Option(min=1, help="Draft tokens per verification in the config for the engine.")] = 5,
     measure: Annotated[bool, typer.Option("--measure", help="Measure the accept length for the card.")] = False,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure on.")] = 64,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Settings for measuring, as key=value.")] = None,

@@ -1,17 +1,17 @@
 """The vocabulary: the types that flow through a step, from a task's sample to what the learner is given.
 
-    Sample ──encoded──► Group of Requests ──► Sequence (while it decodes) ──► Completion ──rewarded──► Trajectory
+    Sample ──encoded──► Group of Requests ──decoded──► Completion ──rewarded──► Trajectory
 
-A task yields samples. The loop encodes each one's prompt and makes a group of requests from it; the engine holds a
-request as a sequence until it is finished; the completion goes to the rewards, and with its reward to the learner.
+A task yields samples. The loop encodes each one's prompt and makes a group of requests from it; the engine decodes a
+request as a `Sequence` of its own (`rollout/sequence.py`); the completion goes to the rewards, and with its reward to
+the learner.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence as Sequence_
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import cached_property
 from typing import Any, Literal
 
@@ -21,14 +21,6 @@ Prompt = str | list[dict[str, Any]]
 FinishReason = Literal["stop", "length"]
 """A stop token or stop string, or max_tokens or the model's context."""
 MAX_BANNED = 8  # stop tokens per request that min_tokens can ban: their ids have so many columns in the sampling table
-
-
-class Filters(IntEnum):
-    """What changes the distribution besides the temperature. A batch is sampled with the highest of its requests."""
-
-    NONE = 0
-    BANS = 1  # min_tokens: stop tokens have no probability yet
-    SORTS = 2  # also top-k, top-p and min-p, for which the vocabulary is sorted
 
 
 @dataclass(frozen=True)
@@ -81,12 +73,6 @@ class SamplingParams:
             raise ValueError(f"min_tokens works with at most {MAX_BANNED} stop tokens, got {len(self.stop_token_ids)}")
 
     @cached_property
-    def filters(self) -> Filters:
-        if self.top_k > 0 or self.top_p < 1 or self.min_p > 0:
-            return Filters.SORTS
-        return Filters.BANS if self.min_tokens > 0 else Filters.NONE
-
-    @cached_property
     def stop_set(self) -> frozenset[int]:
         return frozenset(self.stop_token_ids)
 
@@ -119,39 +105,6 @@ class Completion:
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.logprobs), "every token has its log-probability"
-
-
-@dataclass(eq=False)
-class Sequence:
-    """A request while the engine has it: its tokens so far, and the KV pages that it owns or shares."""
-
-    request: Request
-    tokens: list[int]
-    """Of the prompt and of what was generated."""
-    logprobs: list[float] = field(default_factory=list)
-    """Of the generated tokens."""
-    pages: list[int] = field(default_factory=list)
-    """Numbers of its KV pages, in the order of the tokens that they hold."""
-    admitted: int = -1
-    """Order of admission, -1 while it waits; the latest is preempted first when pages run out."""
-    slot: int = -1
-    """Row of the drafters' caches while it runs, else -1."""
-
-    @classmethod
-    def of(cls, request: Request) -> Sequence:
-        return cls(request, list(request.prompt))
-
-    @property
-    def generated(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
-
-    @property
-    def fresh(self) -> bool:
-        """No token generated yet, so the prompt's pages can be shared with the rest of its group."""
-        return self.generated == 0
-
-    def complete(self, reason: FinishReason) -> Completion:
-        return Completion(self.request, self.tokens[len(self.request.prompt) :], self.logprobs, reason)
 
 
 @dataclass(frozen=True)
@@ -195,7 +148,7 @@ class Trajectory:
         return TrajectoryFacts(len(self.prompt), len(self.tokens), self.reward)
 
 
-Trajectories = Sequence_[Trajectory | TrajectoryFacts]
+Trajectories = Sequence[Trajectory | TrajectoryFacts]
 """All of a step, in the order of its groups: whole where a learner has them, else what is known of them."""
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core import Filters
 from paceline.draft.ladder import batch_ladder
 from paceline.draft.registry import default_strategies
 from paceline.draft.strategy import PLAIN, TREE_ROWS, Strategy
 from paceline.rollout.capture import MAX_ROWS, rounds_to_capture
+from paceline.rollout.filters import Filters
 
 from .test_engine import make_requests
 from .test_overlap import PretendedGraphs, answers, at_random, is_clean, make, same

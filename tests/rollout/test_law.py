@@ -9,10 +9,10 @@ import pytest
 import torch
 from scipy import stats
 
-from paceline.core import Filters
 from paceline.kernels import fused_triton, gumbel_argmax_triton
 from paceline.kernels.gumbel_argmax import gumbel_argmax as race_kernel
 from paceline.kernels.noise import GOLDEN, MASK, MIX1, MIX2, gumbel, position_keys, request_key, signed
+from paceline.rollout.filters import Filters
 from paceline.rollout.sampling import SamplingRows, filtered_gumbel_argmax
 
 VOCAB, DRAWS = 4096, 40_960

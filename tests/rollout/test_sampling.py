@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from paceline.core import Filters, SamplingParams
+from paceline.core import SamplingParams
 from paceline.rollout import sampling
+from paceline.rollout.filters import Filters, filters_of
 from paceline.rollout.rows import Rows
 from paceline.rollout.sampling import SamplingRows, filtered_gumbel_argmax
 
@@ -56,6 +57,6 @@ def test_nothing_is_sorted_to_ban_a_token(monkeypatch):
 
 
 def test_what_a_request_asks_for():
-    assert SamplingParams().filters == Filters.NONE and SamplingParams(min_tokens=2).filters == Filters.BANS
+    assert filters_of(SamplingParams()) == Filters.NONE and filters_of(SamplingParams(min_tokens=2)) == Filters.BANS
     asked = [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 5, "min_tokens": 2}]
-    assert {SamplingParams(**a).filters for a in asked} == {Filters.SORTS}
+    assert {filters_of(SamplingParams(**a)) for a in asked} == {Filters.SORTS}

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core import Request, SamplingParams, Sequence
+from paceline.core import Request, SamplingParams
 from paceline.draft.suffix.drafter import SuffixDrafter
 from paceline.observe.step_text import describe_speculation
 from paceline.rollout import EngineSettings, RolloutEngine
+from paceline.rollout.sequence import Sequence
 from paceline.rollout.stops import continues, finish_reason
 from tests.rollout.reasoner import own_drafter, problems, reasoner
 

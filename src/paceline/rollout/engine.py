@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.core import Completion, Request, Sequence
+from paceline.core import Completion, Request
 from paceline.draft.base import BaseDrafter, DeviceDrafter
 from paceline.draft.registry import default_strategies
 from paceline.draft.strategy import Strategy
@@ -26,6 +26,7 @@ from paceline.rollout.rounds import Rounds, max_filters
 from paceline.rollout.rows import Rows
 from paceline.rollout.runner import ModelRunner, PrefillResult
 from paceline.rollout.scheduler import Admission, Scheduler
+from paceline.rollout.sequence import Sequence
 from paceline.rollout.stats import EngineStats, RoundRecord
 from paceline.rollout.stops import Decode
 from paceline.rollout.timer import DraftTimer

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from paceline.core import Completion, Sequence
+from paceline.core import Completion
 from paceline.draft.base import BaseDrafter
 from paceline.rollout.in_flight import SampledTokens
 from paceline.rollout.rows import Rows
 from paceline.rollout.scheduler import Scheduler
+from paceline.rollout.sequence import Sequence
 from paceline.rollout.stops import Decode, continues, finish_reason
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from paceline.core import Completion, Filters, Sequence
+from paceline.core import Completion
 from paceline.draft.base import BaseDrafter, DeviceDrafter
 from paceline.draft.strategy import Strategy
 from paceline.draft.tuner import BatchContext, Choice, RoundOutcome, Tuner
+from paceline.rollout.filters import Filters
 from paceline.rollout.in_flight import InFlightRound
 from paceline.rollout.outputs import OutputProcessor
 from paceline.rollout.recorder import Recorder
 from paceline.rollout.runner import ModelRunner, PassRows
 from paceline.rollout.scheduler import Scheduler
+from paceline.rollout.sequence import Sequence
 
 RESERVED_ROUNDS = 4  # rounds for which pages are reserved, if there are enough, so that launching ahead need not wait
 
@@ -168,4 +170,4 @@ class Rounds:
 
 def max_filters(sequences: list[Sequence]) -> Filters:
     """What the passes of these sequences have to do beside the temperature."""
-    return max((s.request.sampling.filters for s in sequences), default=Filters.NONE)
+    return max((s.filters for s in sequences), default=Filters.NONE)

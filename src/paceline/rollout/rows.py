@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core import MAX_BANNED, Sequence
+from paceline.core import MAX_BANNED
 from paceline.draft.base import Ints
 from paceline.kernels.accept import advance_rows
 from paceline.kernels.noise import request_key
 from paceline.rollout.sampling import SamplingRows
+from paceline.rollout.sequence import Sequence
 
 TOKEN, CONTEXT, KEY, TEMPERATURE, TOP_K, TOP_P, MIN_P, MIN_LEFT, SLOT = 0, 1, 2, 4, 5, 6, 7, 8, 9
 DRAFTERS = 10  # two columns for each drafter on the device, then the banned tokens and the page table

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.core import Filters
 from paceline.draft.base import BaseDrafter, DeviceDrafter, Draft, DraftSequence, PassShape, Work
 from paceline.draft.ladder import batch_ladder, bucket
 from paceline.draft.strategy import Strategy
@@ -26,6 +25,7 @@ from paceline.kernels.positions import tree_nodes
 from paceline.model.decoder import Decoder
 from paceline.rollout.attention import DecodeAttention, PrefillAttention
 from paceline.rollout.draft_buffer import DraftBuffer
+from paceline.rollout.filters import Filters
 from paceline.rollout.graphs import GraphPool
 from paceline.rollout.in_flight import PendingOutput, PinnedOutput, SampledTokens
 from paceline.rollout.pages import PagePool

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.core import Filters
 from paceline.kernels.fused import has_kernels
 from paceline.kernels.gumbel_argmax import Bans, gumbel_argmax
 from paceline.kernels.noise import noise_ahead, noise_dtype
+from paceline.rollout.filters import Filters
 
 AT_ONCE = 1 << 25  # scores that are filtered at once: sorting takes several times their memory
 

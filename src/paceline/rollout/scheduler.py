@@ -12,9 +12,10 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.core import Request, Sequence
+from paceline.core import Request
 from paceline.rollout.pages import PagePool
 from paceline.rollout.rows import Rows
+from paceline.rollout.sequence import Sequence
 
 
 @dataclass(eq=False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.core import FinishReason, Sequence
+from paceline.core import FinishReason
+from paceline.rollout.sequence import Sequence
 
 Decode = Callable[[list[int]], str]
 
