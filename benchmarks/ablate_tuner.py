@@ -11,14 +11,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 import paceline.draft.acceptance as acceptance
+import paceline.draft.costs as costs
+import paceline.draft.stragglers as stragglers
 import paceline.draft.tuner as tuner
+import play_tuner
+from paceline.draft.decision import BatchContext, Choice, RoundOutcome
 from paceline.draft.strategy import PLAIN, Strategy
-from paceline.draft.tuner import BatchContext, Choice, Tuner
-from play_tuner import arguments, play_all
+from paceline.draft.tuner import Tuner
+from play_tuner import arguments, play_all, seeds_of
 
 
 class NoFreshStart(Tuner):
@@ -29,19 +34,35 @@ class NoFreshStart(Tuner):
 
 class NoCatchUpPrice(Tuner):
     def choose(self, context: BatchContext) -> Choice:
-        return super().choose(BatchContext(context.batch, context.tokens_left))
+        return super().choose(replace(context, catch_up_rows={}))
 
 
 class NoCostGuess(Tuner):
     """What was not measured takes as long as plain decoding."""
 
-    def _guess(self, size: int, strategy: Strategy) -> float:
-        return self._costs[PLAIN][size].median
+    def __init__(self, strategies: list[Strategy], max_batch: int, explore: float = 0.02):
+        super().__init__(strategies, max_batch, explore)
+        table = self._costs
+        table._guess = lambda size, strategy: table.plain[size].median  # type: ignore[method-assign]
 
 
 class NoTrials(Tuner):
-    def _due(self, speeds: Mapping[Strategy, float], best: Strategy) -> Strategy | None:
+    def _trial(self, size: int, others: list[Strategy]) -> Strategy | None:
         return None
+
+
+class NoStragglers(Tuner):
+    """Nobody is waited for."""
+
+    def choose(self, context: BatchContext) -> Choice:
+        return super().choose(replace(context, slowest=None))
+
+
+class AlwaysTogether(Tuner):
+    """Stragglers count in a long tail as where all end together."""
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        super().observe(replace(outcome, ended=()))
 
 
 class RisingRates(Tuner):
@@ -57,22 +78,23 @@ class _AllLone(acceptance.Acceptance):
         return super().accept_length(depth, lone=True)
 
 
-class Hold(Tuner):
+class Keep(Tuner):
     """A decision stands for three rounds more."""
 
-    _held: tuple[int, Choice, int] = (0, Choice(PLAIN), 0)
+    _kept: tuple[int, Choice, int] = (0, Choice(PLAIN), 0)
 
     def choose(self, context: BatchContext) -> Choice:
-        batch, choice, rounds = self._held
+        batch, choice, rounds = self._kept
         if batch == context.batch and rounds:
-            self._held = (batch, choice, rounds - 1)
+            self._kept = (batch, choice, rounds - 1)
             self.round += 1
             return choice
         choice = super().choose(context)
-        self._held = (context.batch, choice, 0 if choice.trial else 3)
+        self._kept = (context.batch, choice, 0 if choice.trial else 3)
         return choice
 
 
+MODULES = (acceptance, costs, stragglers, tuner, play_tuner)
 VARIANTS: dict[str, tuple[type[Tuner], dict[str, float]]] = {
     "as it is": (Tuner, {}),
     "no margin": (Tuner, {"MARGIN": 1.0}),
@@ -83,25 +105,29 @@ VARIANTS: dict[str, tuple[type[Tuner], dict[str, float]]] = {
     "no catch-up price": (NoCatchUpPrice, {}),
     "no cost guesses": (NoCostGuess, {}),
     "no trials": (NoTrials, {}),
-    "BACKOFF 1": (Tuner, {"BACKOFF": 1}),
-    "BACKOFF 2": (Tuner, {"BACKOFF": 2}),
-    "HORIZON 128": (Tuner, {"HORIZON": 128}),
-    "KEPT 1": (Tuner, {"KEPT": 1}),
-    "FADE 0.8": (Tuner, {"FADE": 0.8}),
-    "FADE 0.99": (Tuner, {"FADE": 0.99}),
-    "held decisions": (Hold, {}),
+    "no stragglers": (NoStragglers, {}),
+    "always together": (AlwaysTogether, {}),
+    "TRIAL_LOSS 1/4": (Tuner, {"TRIAL_LOSS": 1 / 4}),
+    "TRIAL_LOSS 1/16": (Tuner, {"TRIAL_LOSS": 1 / 16}),
+    "HORIZON 8": (Tuner, {"HORIZON": 8, "FADE": 1 - 1 / 8}),
+    "HORIZON 128": (Tuner, {"HORIZON": 128, "FADE": 1 - 1 / 128}),
+    "ENOUGH 2": (Tuner, {"ENOUGH": 2}),
+    "ENOUGH 32": (Tuner, {"ENOUGH": 32}),
+    "PRIOR 0.3": (Tuner, {"PRIOR": 0.3}),
+    "PRIOR 0.7": (Tuner, {"PRIOR": 0.7}),
+    "kept decisions": (Keep, {}),
 }
 
 
 @contextmanager
 def numbers(changed: Mapping[str, float]) -> Any:
-    before = {}
-    for name, value in changed.items():
-        module = tuner if hasattr(tuner, name) else acceptance
-        before[name] = (module, getattr(module, name))
-        setattr(module, name, value)
+    """Numbers are imported by name, so each module has its own."""
+    before = [(module, name) for name in changed for module in MODULES if hasattr(module, name)]
+    old = [getattr(module, name) for module, name in before]
+    for module, name in before:
+        setattr(module, name, changed[name])
     yield
-    for name, (module, value) in before.items():
+    for (module, name), value in zip(before, old, strict=True):
         setattr(module, name, value)
 
 
@@ -115,13 +141,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     for variant in args.variants.split(","):
         make, changed = VARIANTS[variant]
         with numbers(changed):
-            rows = list(play_all(args.costs, names, args.seeds, args.steps, args.explore, make))
+            rows = list(play_all(args.costs, names, seeds_of(args), args.steps, args.explore, make))
         shares = [row["of_best"] for row in rows]
         flat = min((row["median"] for row in rows if row["case"].startswith("flat")), default=0.0)
         columns = " ".join(f"{100 * share:>11.1f}" for share in shares)
         print(f"{variant:<18} {columns} {100 * fmean(shares):>7.1f} {flat:>10.3f}", flush=True)
         found.append({"variant": variant, "rows": rows})
-    result = {"steps": args.steps, "explore": args.explore, "seeds": args.seeds, "variants": found}
+    result = {"steps": args.steps, "explore": args.explore, "seeds": list(seeds_of(args)), "variants": found}
     print(json.dumps(result))
     return result
 

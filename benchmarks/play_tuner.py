@@ -18,7 +18,7 @@ import json
 import math
 import random
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -27,12 +27,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.draft.acceptance import FADE
+from paceline.draft.decision import BatchContext, RoundOutcome
 from paceline.draft.eagle.drafter import EagleDrafter, entries_at_once, entries_in_reach
 from paceline.draft.eagle.vocabulary import DRAFT_VOCAB
 from paceline.draft.ladder import batch_ladder, bucket
 from paceline.draft.registry import default_strategies
+from paceline.draft.stragglers import slowest
 from paceline.draft.strategy import PLAIN, Strategy
-from paceline.draft.tuner import BatchContext, RoundOutcome, Tuner
+from paceline.draft.tuner import Tuner
 
 MAX_BATCH = 128
 MAX_TOKENS = 4096
@@ -165,6 +168,8 @@ class Batch:
         self.neural = neural  # how much higher it is for the neural drafter at present
         self.written = np.zeros_like(self.left)
         self.lag = np.ones_like(self.left)  # tokens that the neural drafter has not seen
+        self.reached = np.zeros(len(lengths))  # as `rollout.rows` counts them
+        self.accepted = np.zeros(len(lengths))
 
     def __len__(self) -> int:
         return len(self.left)
@@ -190,14 +195,20 @@ class Batch:
         found: NDArray[np.int64] = np.logical_and.accumulate(accepted, 1).sum(1)
         return found
 
-    def write(self, counts: NDArray[np.int64], s: Strategy) -> None:
+    def write(self, counts: NDArray[np.int64], s: Strategy) -> list[int]:
+        """Append so many tokens to each -> lengths of those that have ended."""
         self.left = self.left - counts
         self.written = self.written + counts
         self.lag = counts if s.drafter == NEURAL else self.lag + counts
-        if self.left.min() <= 0:
-            alive = self.left > 0
-            for name in ("left", "ease", "written", "lag"):
+        if not s.plain:
+            self.reached = FADE * self.reached + np.minimum(counts, s.depth)
+            self.accepted = FADE * self.accepted + counts - 1
+        alive = self.left > 0
+        ended = self.written[~alive].tolist()
+        if ended:
+            for name in ("left", "ease", "written", "lag", "reached", "accepted"):
                 setattr(self, name, getattr(self, name)[alive])
+        return ended
 
     def catch_up_rows(self) -> int:
         """Rows of the passes that the neural drafter has to make first, as `rollout.runner` counts them."""
@@ -251,7 +262,9 @@ def tuned_s(machine: Machine, batch: Batch, tuner: Tuner, case: Case, rng: np.ra
     total, last, max_tokens = 0.0, PLAIN, case.flat or MAX_TOKENS
     while len(batch):
         count, size, rows = len(batch), batch.size, batch.catch_up_rows()
-        choice = tuner.choose(BatchContext(count, float((max_tokens - batch.written).mean()), {NEURAL: rows}))
+        left = float((max_tokens - batch.written).mean())
+        ratio = slowest(batch.reached, batch.accepted)
+        choice = tuner.choose(BatchContext(count, left, {NEURAL: rows}, ratio))
         s = choice.strategy
         seconds = machine.seconds(size, s) * rng.uniform(*NOISE) * (KEEPING if s.plain else 1.0)
         seconds += SWITCH_S * (s.drafter != last.drafter)
@@ -260,8 +273,8 @@ def tuned_s(machine: Machine, batch: Batch, tuner: Tuner, case: Case, rng: np.ra
         seconds += case.catch_up * (passes * PASS_S * rng.uniform(0.9, 1.3) + rows * ROW_S)
         accepted = batch.draw(s, rng)
         told = None if s.plain else accepted.tolist()
-        tuner.observe(RoundOutcome(choice, count, seconds, told, catch_up_rows=rows))
-        batch.write(1 + accepted, s)
+        ended = batch.write(1 + accepted, s)
+        tuner.observe(RoundOutcome(choice, count, seconds, told, catch_up_rows=rows, ended=ended))
         total += seconds
         last = s
     return total
@@ -316,12 +329,12 @@ def machine_of(costs: Path, context: int) -> Machine:
 
 
 def play_all(
-    costs: Path, names: list[str], seeds: int, steps: int, explore: float, make: type[Tuner] = Tuner
+    costs: Path, names: list[str], seeds: Sequence[int], steps: int, explore: float, make: type[Tuner] = Tuner
 ) -> Iterator[dict[str, Any]]:
     """A row for every case: means over the seeds."""
     for name in names:
         machine = machine_of(costs, CASES[name].context)
-        played = [play(machine, CASES[name], seed, steps, explore, make) for seed in range(seeds)]
+        played = [play(machine, CASES[name], seed, steps, explore, make) for seed in seeds]
         yield {"case": name} | {key: round(fmean(p[key] for p in played), 4) for key in played[0]}
 
 
@@ -331,19 +344,24 @@ def arguments(about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--cases", default=",".join(CASES), help="some of: " + ", ".join(CASES))
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--explore", type=float, default=0.02)
-    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=8, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0)
     return parser
+
+
+def seeds_of(args: argparse.Namespace) -> range:
+    return range(args.first_seed, args.first_seed + args.seeds)
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     args = arguments(__doc__).parse_args(argv)
     print("case          times plain  of the best  median step  explored")
     rows = []
-    for row in play_all(args.costs, args.cases.split(","), args.seeds, args.steps, args.explore):
+    for row in play_all(args.costs, args.cases.split(","), seeds_of(args), args.steps, args.explore):
         rows.append(row)
         speeds = f"{row['speedup']:>11.3f} {row['of_best']:>12.1%} {row['median']:>12.3f}"
         print(f"{row['case']:<13} {speeds} {row['explored']:>9.1%}", flush=True)
-    result = {"steps": args.steps, "explore": args.explore, "seeds": args.seeds, "rows": rows}
+    result = {"steps": args.steps, "explore": args.explore, "seeds": list(seeds_of(args)), "rows": rows}
     print(json.dumps(result))
     return result
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from paceline.draft.decision import RoundOutcome
 from paceline.draft.strategy import Strategy
 from paceline.draft.suffix.drafter import SuffixDrafter
-from paceline.draft.tuner import RoundOutcome
 from paceline.rollout import EngineSettings, RolloutEngine
 from paceline.rollout.stats import RoundRecord
 
@@ -27,8 +27,8 @@ class Costs:
     """Virtual seconds of a round, where a plain one takes 1."""
 
     neural: float  # to draft at all
-    level: float  # for each guess behind the other
-    node: float  # for each guess that is checked
+    level: float  # for each draft token behind the other
+    node: float  # for each draft token that is verified
 
     def of(self, strategy: Strategy) -> float:
         if strategy.plain:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-FADE = 0.96  # weight of a round's counts one round later: 25 rounds count, about what the hardness of a passage lasts
-PRIOR = 0.6  # acceptance of a family that was never tried: between a poor drafter's and a good one's, so it gets tried
+HORIZON = 32  # rounds that count: about what the hardness of a passage, the length of the context and a wait last
+ENOUGH = 8  # observations that outweigh chance: durations of a cost, verified draft tokens of a sequence
+FADE = 1 - 1 / HORIZON  # weight of a round's counts one round later
+PRIOR = 0.5  # acceptance of a family that was never tried
 
 
 @dataclass
@@ -57,6 +59,11 @@ class Acceptance:
         self.reached = [0.0] * len(self.reached)
         self.accepted = [0.0] * len(self.accepted)
         self._lengths.clear()
+
+    @property
+    def first_rate(self) -> float:
+        """Of the first draft token."""
+        return self.accept_length(1) - 1
 
     def accept_length(self, depth: int, lone: bool = False) -> float:
         """Expected tokens of a round and sequence: 1 + r0 + r0 r1 + … for the rates r, the 1 being the bonus token.

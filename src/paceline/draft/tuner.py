@@ -1,10 +1,10 @@
 """Which strategy a round should use: the one with the most tokens per second, from measured costs and acceptance.
 
-A strategy's speed is its expected accept length (`draft.acceptance`) over the median duration of its latest rounds at
-this batch size, plus its share of the passes in which its drafter has to catch up. A cost that was not measured at a
-batch size is guessed from the nearest size at which it was and from other strategies of the same drafter. A drafted
-strategy runs if it is faster than plain decoding by a margin. A small share of the time, `explore`, goes to trials of
-others; fruitless trials at a batch size become rarer until its best strategy changes.
+A token takes a sequence c / m seconds: the cost c of a round at this batch size (`draft.costs`), with the share of the
+passes in which the drafter has to catch up, over the expected accept length m (`draft.acceptance`); and more where the
+slowest sequence is waited for (`draft.stragglers`). A drafted strategy runs if it is faster than plain decoding by a
+margin. Trials of others take at most the share `explore` of the time, and each drafter's trials wait in proportion to
+what the last one lost.
 
 Under known noise a decision may depend on anything, the draft at hand included: whatever is verified, the same tokens
 are written. Today it depends on past rounds and on the batch alone.
@@ -12,82 +12,21 @@ are written. Today it depends on past rounds and on the batch alone.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from math import inf
-from statistics import median
+from collections.abc import Mapping
+from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
-from paceline.draft.acceptance import Acceptance
+from paceline.draft.acceptance import HORIZON, Acceptance
+from paceline.draft.costs import CostTable
+from paceline.draft.decision import BatchContext, Choice, RoundOutcome
 from paceline.draft.ladder import batch_ladder, bucket
+from paceline.draft.stragglers import Stragglers
 from paceline.draft.strategy import PLAIN, Strategy
 from paceline.draft.tuner_state import renamed
 
 MARGIN = 0.85  # a drafted strategy's speed is multiplied by this: sequences drift apart and the slowest is waited for
-KEPT = 9  # durations of which the median is a cost: enough to outvote a few slow rounds, few enough to follow context
-HORIZON = 32  # rounds in which a catch-up must pay, after which a duration is old, and between the first two trials
-BACKOFF = 4  # growth of the wait after a fruitless trial: all of them together cost under 1 % where nothing pays
-
-
-@dataclass(frozen=True)
-class BatchContext:
-    """What the engine knows before a round."""
-
-    batch: int
-    """Running sequences."""
-    tokens_left: float = inf
-    """Mean tokens until the sequences' length limits."""
-    catch_up_rows: Mapping[str, int] = field(default_factory=dict)
-    """By drafter: rows of the passes that it has to make first because it did not run."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    strategy: Strategy
-    trial: bool = False
-    """Chosen to learn about it, not because it is the best known."""
-
-
-@dataclass(frozen=True)
-class RoundOutcome:
-    """What a round took and gave."""
-
-    choice: Choice
-    batch: int
-    seconds: float
-    accepted: Sequence[int] | None
-    """Accepted draft tokens per sequence; None for plain decoding."""
-    captured: bool = False
-    """Whether a CUDA graph was captured in it, so that its duration tells nothing about the next one's."""
-    catch_up_rows: int = 0
-    """Rows of the passes that its drafter made first."""
-
-
-class Cost:
-    """Seconds of a strategy's latest rounds at a batch size."""
-
-    def __init__(self, seconds: Iterable[float] = (), round: int = 0):
-        self.seconds = deque(seconds, maxlen=KEPT)
-        self.round = round
-        self.median = median(self.seconds) if self.seconds else 0.0
-
-    def add(self, seconds: float, round: int) -> None:
-        if round - self.round > HORIZON:  # contexts were shorter or longer then
-            self.seconds = deque(list(self.seconds)[-1:], maxlen=KEPT)
-        self.seconds.append(seconds)
-        self.round = round
-        self.median = median(self.seconds)
-
-
-@dataclass
-class Trials:
-    """When a family of strategies may have its next trial."""
-
-    due: int = 0
-    """The round from which on it may."""
-    wait: int = HORIZON
-    """Rounds from that trial to the one after; grows by `BACKOFF` with every trial until one is fruitful."""
+TRIAL_LOSS = 1 / 8  # of `explore`: the share of the time that the trials of one drafter may lose
 
 
 class Tuner:
@@ -97,114 +36,102 @@ class Tuner:
         self.round = 0
         self.total_s = 0.0
         self.explored_s = 0.0
+        self.stragglers = Stragglers()
         self._ladder = batch_ladder(max_batch)
-        self._batch = 0  # of the last round
-        self._costs: dict[Strategy, dict[int, Cost]] = {s: {} for s in self.strategies}
-        self._guesses: dict[tuple[int, Strategy], float] = {}  # costs that were not measured, until one more is
+        self._costs = CostTable(self.strategies)
         self._acceptance = {s.family: Acceptance() for s in self.strategies}
-        self._catch_ups: dict[tuple[str, int], deque[float]] = {}  # seconds per row, by drafter and batch size
-        self._trials = {s.family: Trials() for s in self.strategies}
-        self._tried: str | None = None  # family whose trial was observed since the last decision
+        self._trial_due: dict[str, float] = {}  # by drafter or family: the `total_s` from which on it may have one
+        self._batch = 0  # of the last round
         self._best = PLAIN  # of the last decision
+        self._best_s = 0.0  # seconds per token and sequence that it was expected to take
 
     def choose(self, context: BatchContext) -> Choice:
         """The strategy of the next round. The outcomes of earlier rounds may be observed later."""
         self.round += 1
         if context.batch > 2 * self._batch:  # more than half of the sequences are new
+            self.stragglers.start_over()
             for acceptance in self._acceptance.values():
                 acceptance.start_over()
         self._batch = context.batch
         size = bucket(self._ladder, context.batch)
-        if len(self.strategies) == 1 or size not in self._costs[PLAIN]:
+        if context.slowest is not None:
+            self.stragglers.ratios[size] = context.slowest
+        if len(self.strategies) == 1 or size not in self._costs.plain:
             return Choice(PLAIN)
-        speeds = {s: self._speed(size, s, context) for s in self.strategies if s.fits(context.batch)}
-        best = max(speeds, key=speeds.__getitem__)
-        if best.family == self._tried != self._best.family:
-            # A fruitful trial: its drafter is good again, so all its families may have one.
-            self._trials |= {s.family: Trials(self.round) for s in self.strategies if s.drafter == best.drafter}
-        self._tried = None
+        seconds = {s: self._token_s(size, s, context) for s in self.strategies if s.fits(context.batch)}
+        best = min(seconds, key=lambda s: seconds[s] if s.plain else seconds[s] / MARGIN)
+        if best.drafter != self._best.drafter:  # a drafter that has become good: all that it can do may be tried
+            self._allow_trials(best.drafter)
         self._best = best
-        tried = self._due(speeds, best)
+        self._best_s = seconds[best]
+        tried = self._trial(size, [s for s in seconds if s != best])
         return Choice(best) if tried is None else Choice(tried, trial=True)
 
-    def _speed(self, size: int, strategy: Strategy, context: BatchContext) -> float:
-        """Tokens per second and sequence, less the margin."""
-        seconds = self._cost(size, strategy)
+    def _token_s(self, size: int, strategy: Strategy, context: BatchContext) -> float:
+        """Expected seconds per token and sequence."""
+        seconds = self._costs.round_s(size, strategy)
         if strategy.plain:
-            return 1.0 / seconds
-        tokens = self._acceptance[strategy.family].accept_length(strategy.depth, context.batch == 1)
+            return seconds
+        alone = context.batch == 1
+        acceptance = self._acceptance[strategy.family]
+        tokens = acceptance.accept_length(strategy.depth, alone)
+        rounds = max(1.0, min(HORIZON, context.tokens_left / tokens))
         rows = context.catch_up_rows.get(strategy.drafter, 0)
-        if rows and (strategy.drafter, size) in self._catch_ups:  # free until it was measured
-            rounds = max(1.0, min(HORIZON, context.tokens_left / tokens))
-            seconds += rows * median(self._catch_ups[strategy.drafter, size]) / rounds
-        return MARGIN * tokens / seconds
+        seconds += self._costs.catch_up_s(size, strategy.drafter, rows) / rounds
+        if alone:
+            return seconds / tokens
+        waited_for = self.stragglers.waited_for(size, acceptance.first_rate, strategy.depth, tokens)
+        return seconds / tokens + waited_for * self._costs.alone_s(size)
 
-    def _due(self, speeds: Mapping[Strategy, float], best: Strategy) -> Strategy | None:
-        """The fastest strategy of those whose family may have a trial, within the share of time for trials."""
-        if self.explored_s >= self.explore * self.total_s:
+    def _trial(self, size: int, others: list[Strategy]) -> Strategy | None:
+        """Of the trials that are due the one that has waited longest, with the cheapest strategy that it can have. The
+        first one of all, and since a drafter has changed, is due at once."""
+        if not self.explore:
             return None
-        due = (s for s in speeds if s != best and self._trials[s.family].due <= self.round)
-        tried = max(due, key=speeds.__getitem__, default=None)
+        until = self.total_s if self.explored_s < self.explore * self.total_s else 0.0
+        due = {s: self._trial_due.get(self._trial_of(s), 0.0) for s in others}
+        ready = (s for s, since in due.items() if since <= until)
+        tried = min(ready, key=lambda s: (due[s], self._costs.round_s(size, s)), default=None)
         if tried is not None:
-            trials = self._trials[tried.family]
-            trials.due = self.round + trials.wait
-            trials.wait *= BACKOFF
+            self._trial_due[self._trial_of(tried)] = self.total_s + HORIZON * self._costs.round_s(size, self._best)
         return tried
 
-    def _cost(self, size: int, strategy: Strategy) -> float:
-        """Seconds of a round: measured, or guessed."""
-        known = self._costs[strategy].get(size)
-        if known:
-            return known.median
-        key = (size, strategy)
-        if key not in self._guesses:
-            self._guesses[key] = self._guess(size, strategy)
-        return self._guesses[key]
+    def _trial_of(self, strategy: Strategy) -> str:
+        """What is tried with it: its family, or its drafter if that is not in use, of which one family tells enough."""
+        return strategy.family if strategy.drafter == self._best.drafter else strategy.drafter
 
-    def _guess(self, size: int, strategy: Strategy) -> float:
-        """The lower one of two guesses, because a round is enough to correct it: what the strategy takes over plain
-        decoding at the nearest measured size, and what a strategy of the same drafter takes beyond plain decoding at
-        this one, times the ratio of their work. Where nothing is known it takes as long as plain decoding."""
-        plain = self._costs[PLAIN]
-        ratios = []
-        near = min((n for n in self._costs[strategy] if n in plain), key=lambda n: abs(n - size), default=None)
-        if near is not None:
-            ratios.append(self._costs[strategy][near].median / plain[near].median)
-        alike = [s for s in self.strategies if s.drafter == strategy.drafter and size in self._costs[s]]
-        other = min(alike, key=lambda s: abs(_work(s) - _work(strategy)), default=None)
-        if other is not None:
-            beyond = self._costs[other][size].median / plain[size].median - 1
-            ratios.append(1 + max(0.0, beyond) * _work(strategy) / _work(other))
-        return plain[size].median * min(ratios, default=1.0)
+    def _allow_trials(self, drafter: str) -> None:
+        families = {s.family for s in self.strategies if s.drafter == drafter}
+        self._trial_due |= dict.fromkeys(families | {drafter}, self.total_s)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Rounds may have been chosen by somebody else; strategies that are not the tuner's own are ignored."""
+        self.stragglers.ended(outcome.ended)
         strategy = outcome.choice.strategy
-        if strategy not in self._costs:
+        if strategy not in self._costs.costs:
             return
         self.total_s += outcome.seconds
-        if outcome.choice.trial:
-            self.explored_s += outcome.seconds
-            self._tried = strategy.family
         if outcome.accepted is not None:
             self._acceptance[strategy.family].observe(self.round, strategy.depth, outcome.accepted)
-        size = bucket(self._ladder, outcome.batch)
-        if outcome.captured:
-            return
-        if not outcome.catch_up_rows:
-            if size not in self._costs[strategy]:
-                self._costs[strategy][size] = Cost()
-                self._guesses.clear()
-            self._costs[strategy][size].add(outcome.seconds, self.round)
-        elif size in self._costs[PLAIN]:
-            seconds = max(0.0, outcome.seconds - self._cost(size, strategy))
-            known = self._catch_ups.setdefault((strategy.drafter, size), deque(maxlen=KEPT))
-            known.append(seconds / outcome.catch_up_rows)
+        wait_s = HORIZON * outcome.seconds
+        if outcome.choice.trial:
+            self.explored_s += outcome.seconds
+            wait_s = max(wait_s, self._lost_s(outcome) / (TRIAL_LOSS * self.explore))
+        self._trial_due[self._trial_of(strategy)] = self.total_s + wait_s
+        if not outcome.captured:
+            size = bucket(self._ladder, outcome.batch)
+            self._costs.observe(size, strategy, outcome.seconds, outcome.catch_up_rows, self.round)
+
+    def _lost_s(self, trial: RoundOutcome) -> float:
+        """Its seconds, less what its tokens would have taken otherwise. Where sequences end together, accepted draft
+        tokens gain nothing that is sure."""
+        accepted = fmean(trial.accepted) if trial.accepted else 0.0
+        tokens = 1 + (1 - self.stragglers.together) * accepted
+        return trial.seconds - tokens * self._best_s
 
     def renew(self) -> None:
-        """A drafter has changed: every family may have a trial at once."""
-        for trials in self._trials.values():
-            trials.due = self.round
+        """A drafter has changed: every trial may come at once, whatever those before have taken."""
+        self._trial_due.clear()
 
     def state(self) -> dict[str, Any]:
         """All that it knows, as JSON."""
@@ -212,40 +139,22 @@ class Tuner:
             "round": self.round,
             "seconds": self.total_s,
             "explored": self.explored_s,
-            "costs": [
-                {"strategy": str(s), "batch": n, "round": cost.round, "seconds": list(cost.seconds)}
-                for s, by_size in self._costs.items()
-                for n, cost in sorted(by_size.items())
-            ],
-            "catch_ups": [
-                {"drafter": drafter, "batch": n, "seconds": list(seconds)}
-                for (drafter, n), seconds in self._catch_ups.items()
-            ],
+            **self._costs.state(),
             "acceptance": {family: asdict(a) for family, a in self._acceptance.items()},
-            "trials": {family: asdict(t) for family, t in self._trials.items()},
+            "stragglers": self.stragglers.state(),
+            "trial_due": self._trial_due,
+            "best": str(self._best),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what an earlier tuner knew about strategies and batch sizes that still exist."""
         self.round = state["round"]
         self.total_s = state["seconds"]
         self.explored_s = state["explored"]
-        for entry in state["costs"]:
-            strategy = Strategy.parse(entry["strategy"])
-            if strategy in self._costs and entry["batch"] in self._ladder:
-                cost = Cost(entry["seconds"], entry["round"])
-                if cost.median > 0:
-                    self._costs[strategy][entry["batch"]] = cost
-        for entry in state.get("catch_ups", []):
-            self._catch_ups[entry["drafter"], entry["batch"]] = deque(entry["seconds"], maxlen=KEPT)
+        self._costs.restore(state, self._ladder)
         for family, entry in state["acceptance"].items():
             if family in self._acceptance:
                 self._acceptance[family] = Acceptance(**renamed(entry))
-        for family, entry in state.get("trials", {}).items():
-            if family in self._trials:
-                self._trials[family] = Trials(**entry)
-
-
-def _work(strategy: Strategy) -> int:
-    """What a round does beyond plain decoding, roughly: draft tokens to verify and passes to draft them."""
-    return strategy.nodes + strategy.depth
+        self.stragglers.restore(state.get("stragglers", {}), self._ladder)
+        self._trial_due = dict(state.get("trial_due", {}))
+        self._best = Strategy.parse(state.get("best", "plain"))

@@ -13,6 +13,7 @@ from paceline.errors import UserError
 
 Count = Annotated[int, Field(ge=0, le=2**62)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Durations = Annotated[list[Seconds], Field(max_length=1000)]
 Weights = Annotated[list[Annotated[float, Field(ge=0, le=1e12)]], Field(max_length=MAX_TREE_NODES)]
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -63,10 +64,16 @@ class AcceptanceState(TypedDict):
     round: Count
 
 
-class TrialsState(TypedDict):
+class RatioState(TypedDict):
     __pydantic_config__ = STRICT  # type: ignore[misc]
-    due: Count
-    wait: Count
+    batch: Count
+    ratio: Share
+
+
+class StragglersState(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    together: Share
+    ratios: list[RatioState]
 
 
 def _as_long(state: AcceptanceState) -> AcceptanceState:
@@ -85,4 +92,6 @@ class TunerState(TypedDict):
     costs: list[CostState]
     catch_ups: NotRequired[list[CatchUpState]]
     acceptance: dict[str, Annotated[AcceptanceState, BeforeValidator(renamed), AfterValidator(_as_long)]]
-    trials: NotRequired[dict[str, TrialsState]]
+    stragglers: NotRequired[StragglersState]
+    trial_due: NotRequired[dict[str, Seconds]]
+    best: NotRequired[Annotated[str, AfterValidator(_known)]]

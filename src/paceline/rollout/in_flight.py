@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.draft.decision import Choice
 from paceline.draft.strategy import MAX_TREE_NODES, Strategy
-from paceline.draft.tuner import Choice
 
 
 class SampledTokens(NamedTuple):

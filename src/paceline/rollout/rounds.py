@@ -9,10 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from paceline.core import Completion
 from paceline.draft.base import BaseDrafter, DeviceDrafter
+from paceline.draft.decision import BatchContext, Choice, RoundOutcome
+from paceline.draft.stragglers import slowest
 from paceline.draft.strategy import Strategy
-from paceline.draft.tuner import BatchContext, Choice, RoundOutcome, Tuner
+from paceline.draft.tuner import Tuner
 from paceline.rollout.filters import Filters
 from paceline.rollout.in_flight import InFlightRound
 from paceline.rollout.outputs import OutputProcessor
@@ -123,6 +127,7 @@ class Rounds:
             drafter = self.drafters[strategy.drafter]
             if isinstance(drafter, DeviceDrafter):
                 drafter.round_read(batch)
+            self.outputs.rows.count_accepted(np.asarray(sampled.num_tokens) - 1, strategy.depth)
         done, appended = self.outputs.append(sampled, in_flight)
         now = time.perf_counter()
         # A round that was launched before the last one was read has waited for it.
@@ -134,7 +139,10 @@ class Rounds:
             if not num_tokens:
                 return done
         accepted = None if strategy.plain else [n - 1 for n in num_tokens]
-        self.tuner.observe(RoundOutcome(round.choice, batch, seconds, accepted, round.captured, round.catch_up_rows))
+        lengths = [len(completion.tokens) for completion in done]
+        self.tuner.observe(
+            RoundOutcome(round.choice, batch, seconds, accepted, round.captured, round.catch_up_rows, lengths)
+        )
         self.recorder.round(round, now, seconds, len(num_tokens), appended, accepted)
         self.recorder.peaks(self.scheduler, self.runner.graphs)
         return done
@@ -161,7 +169,10 @@ class Rounds:
         rows = self.outputs.rows
         shape = self.runner.shape(batch)
         left = (rows.ends[:batch] - rows.context[:batch]).mean() - 1  # the last token is not in the KV cache yet
-        return BatchContext(batch, float(left), {name: d.catch_up_rows(shape) for name, d in self.drafters.items()})
+        catch_up_rows = {name: d.catch_up_rows(shape) for name, d in self.drafters.items()}
+        # Where requests wait for a slot, nobody waits for a sequence.
+        ratio = 1.0 if self.scheduler.waiting else slowest(rows.reached[:batch], rows.accepted[:batch])
+        return BatchContext(batch, float(left), catch_up_rows, ratio)
 
     @property
     def _captured(self) -> int:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.core import MAX_BANNED
+from paceline.draft.acceptance import FADE
 from paceline.draft.base import Ints
 from paceline.kernels.accept import advance_rows
 from paceline.kernels.noise import request_key
@@ -68,6 +69,10 @@ class Rows:
         self.table = self._ints[:, self._table :]
         self.ends = np.zeros(capacity, np.int64)
         """Tokens of the longest that each request can become; the device need not know."""
+        self.reached = np.zeros(capacity)
+        """Draft tokens verified behind accepted ones only, lately; neither need the device know."""
+        self.accepted = np.zeros(capacity)
+        """Those of them that were accepted."""
 
     def drafter_columns(self, index: int) -> tuple[Ints, Ints]:
         """The host's `DrafterColumns` of a drafter: cached and start."""
@@ -78,6 +83,8 @@ class Rows:
         s = seq.request.sampling
         ints = self._ints[row]
         self.ends[row] = len(seq.request.prompt) + s.max_tokens
+        self.reached[row] = 0.0
+        self.accepted[row] = 0.0
         ints[TOKEN] = seq.tokens[-1]
         ints[CONTEXT] = len(seq.tokens)
         ints[KEY : KEY + 2].view(np.int64)[0] = request_key(seq.request.seed, seq.request.id)
@@ -96,10 +103,17 @@ class Rows:
 
     def drop(self, row: int, last: int) -> None:
         """Forget a row; the last one moves there."""
-        self.ends[row] = self.ends[last]
+        for column in (self.ends, self.reached, self.accepted):
+            column[row] = column[last]
         self._ints[row] = self._ints[last]
         self._ints[last] = 0
         self._ints[last, self._banned : self._table] = -1
+
+    def count_accepted(self, accepted: Ints, depth: int) -> None:
+        """So many draft tokens of each row's draft were accepted."""
+        count = len(accepted)
+        self.reached[:count] = FADE * self.reached[:count] + np.minimum(accepted + 1, depth)
+        self.accepted[:count] = FADE * self.accepted[:count] + accepted
 
     def upload(self, count: int) -> None:
         if self.apart:

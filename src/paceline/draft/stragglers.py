@@ -1,0 +1,74 @@
+"""Stragglers: sequences for which drafts are accepted least. A step ends with its slowest sequence.
+
+Let a drafted round take c seconds and give the average sequence m tokens and the slowest one w. Where all sequences are
+equally long, the slowest has a share 1 - w / m of its tokens left when the average one ends, and decodes them alone at
+a seconds each: a token takes c / m + (1 - w / m) a seconds. In a long tail the sequence that is waited for may be any,
+so the second term counts only as much as completions ended together in the last rollout.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.draft.acceptance import ENOUGH, HORIZON
+
+Floats = NDArray[np.float64]
+
+
+def slowest(reached: Floats, accepted: Floats) -> float | None:
+    """Acceptance rate of the slowest sequence over that of all; None while too little is known. Of each sequence
+    `reached` draft tokens were verified behind accepted ones only, and `accepted` of them were accepted.
+
+    The lowest of many rates is low by chance alone. So each is drawn towards that of all, and given the benefit of two
+    standard deviations."""
+    total = float(reached.sum())
+    if total < ENOUGH * len(reached):
+        return None
+    rate = max(float(accepted.sum()) / total, 1e-3)
+    seen = reached + ENOUGH
+    rates = (accepted + ENOUGH * rate) / seen + 2 * np.sqrt(rate * (1 - rate) / seen)
+    return min(1.0, float(rates.min()) / rate)
+
+
+@dataclass
+class Stragglers:
+    together: float = 1.0
+    """How much the completions of the last rollout ended together: their median length over the longest."""
+    ratios: dict[int, float] = field(default_factory=dict)
+    """By batch size: acceptance rate of the slowest sequence over that of all, when that was last seen."""
+
+    def __post_init__(self) -> None:
+        self._lengths: deque[int] = deque(maxlen=1024)
+
+    def ended(self, lengths: Iterable[int]) -> None:
+        self._lengths.extend(lengths)
+
+    def start_over(self) -> None:
+        """Most sequences are new. What is known of stragglers is forgotten slowly, because plain decoding, to which it
+        may lead, cannot correct it."""
+        self.ratios = {size: ratio + (1 - ratio) / HORIZON for size, ratio in self.ratios.items()}
+        if self._lengths:
+            self.together = median(self._lengths) / max(self._lengths)
+        self._lengths.clear()
+
+    def waited_for(self, size: int, rate: float, depth: int, accept_length: float) -> float:
+        """Share of the slowest sequence's tokens that are left when the average sequence has ended. `rate` and
+        `accept_length` are the average one's."""
+        slow = min(0.999, rate * self.ratios.get(size, 1.0))
+        slow_length = (1 - slow ** (depth + 1)) / (1 - slow)
+        return self.together * max(0.0, 1 - slow_length / accept_length)
+
+    def state(self) -> dict[str, Any]:
+        ratios = [{"batch": size, "ratio": ratio} for size, ratio in sorted(self.ratios.items())]
+        return {"together": self.together, "ratios": ratios}
+
+    def restore(self, state: Mapping[str, Any], sizes: Iterable[int]) -> None:
+        self.together = state.get("together", 1.0)
+        self.ratios = {entry["batch"]: entry["ratio"] for entry in state.get("ratios", []) if entry["batch"] in sizes}
