@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -98,7 +98,7 @@ class CostTable:
             ],
         }
 
-    def restore(self, state: dict[str, Any], sizes: Sequence[int]) -> None:
+    def restore(self, state: Mapping[str, Any], sizes: Sequence[int]) -> None:
         for entry in state["costs"]:
             strategy = Strategy.parse(entry["strategy"])
             if strategy in self.costs and entry["batch"] in sizes:
