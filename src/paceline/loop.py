@@ -206,6 +206,8 @@ class TrainLoop:
                 with self.stopping.at_once():
                     results = self.rewards.collect(block=True)
                 self._take(results, groups)
+        for sentence in self.rewards.errors.told(self.config.reward.error_value):
+            self.view.note(sentence)
         for group in groups.values():
             self.lengths.learn(group.prompt, [len(c.tokens) for c in group.completions.values()])
         with clock.part("end_rollout"):  # whoever trains the drafter is in the middle of a step
@@ -233,10 +235,11 @@ class TrainLoop:
             if result.error is None:
                 group.set_reward(result.request_id, total(self.rewards.functions, result.values), result.values)
                 continue
-            error = f"{result.error} on {group.sample.where} of {self.prompts.task.name} ({group.sample.short})"
+            which = f"{group.sample.where} of {self.prompts.task.name} ({group.sample.short})"
+            self.rewards.errors.add(result.kind or result.error, result.error, result.trace, which)
             if self.config.reward.on_error == "stop":
+                error = f"{result.error} on {which}"
                 raise self.saver.fix_and_resume(error, ", or count such answers with reward.on_error=value")
-            self.view.note(f"{error}; counted as {self.config.reward.error_value:g}")
             group.set_reward(result.request_id, self.config.reward.error_value, {"errors": 1.0})
 
 

@@ -96,7 +96,7 @@ def _measure(source: Source, drafter: Path, prompts: int, depth: int, settings: 
     config = source.config or load_config(None, [f"model.path={model}", *settings])
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": policy_path})})
     policy = load_model(policy_path, config.model.dtype, choose_device(config.model.device))
-    tokenizer = load_tokenizer(policy_path)
+    tokenizer = load_tokenizer(policy_path, config.task.chat_template_kwargs)
     brought = load_drafter(drafter, policy)
     rows = [measure_acceptance(config, policy, tokenizer, brought, prompts, t, depth) for t in TEMPERATURES]
     generated = config.task.name == "countdown" or config.task.name.startswith("gym:")  # others are visited in full

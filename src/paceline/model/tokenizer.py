@@ -14,7 +14,7 @@ from paceline.errors import UserError
 from paceline.files.reading import check, inside, read_object, shorten
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.config import Tokens, eos_ids
-from paceline.model.template import bounded_steps
+from paceline.model.template import bounded_steps, check_template_kwargs
 from paceline.model.tokenizer_files import check_tokenizer_files
 
 Messages = list[dict[str, Any]]
@@ -31,10 +31,12 @@ class Tokenizer:
         eos_ids: tuple[int, ...],
         vocab_size: int | None = None,
         generation: dict[str, Any] | None = None,
+        template_kwargs: dict[str, Any] | None = None,
     ):
         """`vocab_size` is the model's: tokens beyond it have no embedding. `generation` is what its
-        generation_config.json says."""
+        generation_config.json says; `template_kwargs` are variables for its chat template."""
         self.hf = hf
+        self.template_kwargs = template_kwargs or {}
         self.generation = generation or {}
         self.where = where
         self.vocab_size = vocab_size
@@ -53,7 +55,9 @@ class Tokenizer:
                 "use prompts that are plain text or a model with a template"
             )
         with _refusing(f"the chat template of {self.where} does not take {which}"), bounded_steps():
-            text = self.hf.apply_chat_template(_plain(prompt), tokenize=False, add_generation_prompt=True)
+            text = self.hf.apply_chat_template(
+                _plain(prompt), tokenize=False, add_generation_prompt=True, **self.template_kwargs
+            )
         return self._encode(text, False, which)
 
     def _encode(self, text: str, special: bool, which: str) -> list[int]:
@@ -86,7 +90,8 @@ class Tokenizer:
         return known | self.generation | ({"eos_token_id": eos if len(eos) > 1 else eos[0]} if eos else {})
 
 
-def load_tokenizer(path: str) -> Tokenizer:
+def load_tokenizer(path: str, template_kwargs: dict[str, Any] | None = None) -> Tokenizer:
+    """The tokenizer of a model; `template_kwargs` are variables for its chat template (task.chat_template_kwargs)."""
     folder = find_model(path)
     config = read_config(folder)
     check_tokenizer_files(folder)
@@ -98,7 +103,8 @@ def load_tokenizer(path: str) -> Tokenizer:
         from transformers import AutoTokenizer
 
         hf = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        tokenizer = Tokenizer(hf, str(path), ends, config.vocab_size, generation)
+        check_template_kwargs(template_kwargs or {}, hf.chat_template, str(path))
+        tokenizer = Tokenizer(hf, str(path), ends, config.vocab_size, generation, template_kwargs)
         tokenizer.decode(tokenizer.encode_prompt("1 + 1"))  # some kinds of damage show only here
     return tokenizer
 
