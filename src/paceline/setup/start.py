@@ -19,6 +19,7 @@ from paceline.learn.algorithms import resolve
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.observe.live import LiveView
+from paceline.observe.metrics import MetricsLog
 from paceline.process.stopping import Interrupted, Stopping
 from paceline.run import Progress, Run
 from paceline.run.records import StepRecorder
@@ -49,6 +50,7 @@ class StartedRun:
     cluster: Cluster
     versions: Versions
     recorder: StepRecorder
+    metrics_log: MetricsLog
     has_drafter: bool
     """A neural one, which can be trained."""
 
@@ -108,7 +110,10 @@ def _start(
     if progress.tuner:
         cluster.restore_tuner(progress.tuner)
     prompts = PromptStream(task, tokenizer, sampling, config, facts.max_length, view.say)
-    started = StartedRun(
+    prompts.group(0)  # a prompt that cannot work is better found now
+    pool.ready()
+    log = config.log
+    return StartedRun(
         config,
         plan,
         prompts,
@@ -117,11 +122,9 @@ def _start(
         cluster,
         Versions(config.spot, progress.drafter_version, progress.backoff),
         StepRecorder(run, config, cluster, progress.step),
+        MetricsLog(run.folder, log.tensorboard, log.wandb, log.trackio, config.model_dump()),
         facts.has_drafter,
     )
-    prompts.group(0)  # a prompt that cannot work is better found now
-    pool.ready()
-    return started
 
 
 def _resolve(
