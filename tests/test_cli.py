@@ -97,7 +97,7 @@ BAD_INPUT = {
     "data without a reward": (["task.name={tmp}/good.jsonl"], "brings no reward of its own"),
     "reward that is not there": (["reward.functions=[{{function: 'no.where:f'}}]"], "cannot be imported"),
     "no such device": (["model.device=cuda:7"], "CUDA devices"),
-    "prompt too long": (["task.max_prompt_tokens=3"], "it must have between 1 and 3"),
+    "prompt too long": (["task.max_prompt_tokens=3"], "have more than 3 tokens"),
     "unknown difficulty": (["task.difficulty=silly"], "easy, medium"),
     "too little memory": (["rollout.kv_memory_gb=0.000001"], "rollout.kv_memory_gb"),
     "no run to resume": (["--resume", "{tmp}/empty"], "is not a run directory"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import shutil
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from paceline.observe.metrics import read_lines
+
+from .tied import make_tied
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -54,6 +57,24 @@ def test_own_dataset(example, tmp_path):
     example("own_dataset.py", "--resume", "--run", run)
     after = read_lines(run / "metrics.jsonl")
     assert [row["critic/rewards/mean"] for row in after] == [row["critic/rewards/mean"] for row in before]
+
+
+def test_gsm8k(example, tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    assert "sums:socratic" in example("gsm8k.py", "--make", tmp_path / "sums")
+    model = make_tied(tmp_path / "model")
+    words = ("--model", model, "--steps", 1, "--prompts", 2, "--tokens", 24)
+    for kind, shots in (("main", 0), ("socratic", 1)):
+        run = tmp_path / kind
+        data = ("--data", f"{tmp_path}/sums:{kind}", "--run", run)
+        assert "1 steps" in example("gsm8k.py", *words, *data, "--shots", shots)
+        sample = json.loads((run / "samples.jsonl").read_text().splitlines()[0])
+        roles = [message["role"] for message in sample["prompt"]]
+        assert roles == ["user", "assistant"] * shots + ["user"]
+        assert sample["prompt"][-1]["content"].endswith("give the number behind ####.")
+        assert ("How many clips" in sample["prompt"][1]["content"]) if shots else True
+        assert "reward/math" in read_lines(run / "metrics.jsonl")[0]
 
 
 def test_own_model(example, tmp_path):

@@ -29,6 +29,7 @@ SMALL = [
 OPEN = {
     "task.problems": "there is no limit: a problem never comes twice",
     "task.system": "there is no system message",
+    "task.template": "a column is the prompt",
     "task.max_prompt_tokens": "there is no limit but the model's context",
     "speculation.graph_memory_gb": "there is no limit",
     "cluster.address": "Ray is started on this machine, where it is used at all",

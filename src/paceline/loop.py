@@ -28,7 +28,7 @@ from paceline.errors import RunError, UserError
 from paceline.learn.advantages import mixed
 from paceline.observe.clock import Clock
 from paceline.observe.live import LiveView
-from paceline.observe.metrics import MetricsLog, read_lines
+from paceline.observe.metrics import read_lines
 from paceline.process.stopping import Interrupted, Stopping
 from paceline.rollout.stats import EngineStats
 from paceline.run import Run
@@ -69,6 +69,7 @@ class TrainLoop:
         self.cluster = started.cluster
         self.versions = started.versions
         self.recorder = started.recorder
+        self.metrics_log = started.metrics_log
         self.spot = when_to_train(self.config, started.has_drafter)
         """When the drafter is trained."""
         self.lengths = Lengths(self.config.rollout.max_tokens / 2)
@@ -82,6 +83,7 @@ class TrainLoop:
 
     def close(self) -> None:
         try:
+            self.metrics_log.close()
             self.rewards.close()
         finally:
             self.cluster.close()
@@ -97,14 +99,12 @@ class TrainLoop:
         return read_lines(self.run.folder / "metrics.jsonl")
 
     def _train(self) -> None:
-        log = self.config.log
-        metrics_log = MetricsLog(self.run.folder, log.tensorboard, log.wandb, log.trackio, self.config.model_dump())
         try:
             self.view.start(self.progress.step)
             while self.progress.step < self.config.steps:
                 self.stopping.check()
                 metrics = self.step()
-                metrics_log.write(self.progress.step, metrics)
+                self.metrics_log.write(self.progress.step, metrics)
                 self.view.step_done(self.progress.step, metrics)
             self.saver.save_once()
             self.saver.stop_if_one_failed()
@@ -121,7 +121,6 @@ class TrainLoop:
             raise self.saver.failure(err) from err
         finally:
             self.view.stop()
-            metrics_log.close()
 
     def step(self) -> dict[str, float]:
         """One RL step."""
@@ -206,6 +205,8 @@ class TrainLoop:
                 with self.stopping.at_once():
                     results = self.rewards.collect(block=True)
                 self._take(results, groups)
+        for sentence in self.rewards.errors.told(self.config.reward.error_value):
+            self.view.note(sentence)
         for group in groups.values():
             self.lengths.learn(group.prompt, [len(c.tokens) for c in group.completions.values()])
         with clock.part("end_rollout"):  # whoever trains the drafter is in the middle of a step
@@ -233,10 +234,11 @@ class TrainLoop:
             if result.error is None:
                 group.set_reward(result.request_id, total(self.rewards.functions, result.values), result.values)
                 continue
-            error = f"{result.error} on {group.sample.where} of {self.prompts.task.name} ({group.sample.short})"
+            which = f"{group.sample.where} of {self.prompts.task.name} ({group.sample.short})"
+            self.rewards.errors.add(result.kind or result.error, result.error, result.trace, which)
             if self.config.reward.on_error == "stop":
+                error = f"{result.error} on {which}"
                 raise self.saver.fix_and_resume(error, ", or count such answers with reward.on_error=value")
-            self.view.note(f"{error}; counted as {self.config.reward.error_value:g}")
             group.set_reward(result.request_id, self.config.reward.error_value, {"errors": 1.0})
 
 
@@ -263,6 +265,6 @@ def train(
             raise
         except Exception as err:
             sentence, trace = describe_error(err)
-            file = run.write_error(sentence, trace)
+            file = run.write_error(sentence, trace) if resume else run.discard_for(sentence, trace)
             raise RunError(f"the run could not be started: {sentence}; the traceback is in {file}") from err
         return run, loop.train()

@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from paceline.config import build_config
 from paceline.core import Trajectory
@@ -15,6 +16,7 @@ from paceline.learn.learner import Learner
 from paceline.learn.logprobs import hidden_states, token_logprobs
 from paceline.learn.losses import policy_loss, token_weights
 from paceline.learn.packing import pack
+from paceline.learn.state import load_learner, save_learner
 
 from ..conftest import tiny_model
 from .updates import update
@@ -356,3 +358,18 @@ def test_adding_up_micro_batches_in_bfloat16_loses_little():
         for name, total in rounded.items():
             total += part[name].bfloat16()
     assert direction(exact, rounded) > 0.9999 > 0.9 > direction(exact, another)
+
+
+def test_a_reference_with_tied_embeddings_is_saved_once_and_loaded(tmp_path):
+    """safetensors refuses tensors that share memory, and a loaded copy must stay tied."""
+    settings = config(kl_coef=0.1)
+    model = tiny_model(tie_word_embeddings=True)
+    learner = Learner(copy.deepcopy(model), settings)
+    update(learner, make_trajectories(model=model), step=0)
+    save_learner(learner, tmp_path, 0, learner.optimizer.mean, reference=True)
+    assert "reference.head.weight" not in load_file(tmp_path / "learner-0.safetensors")
+    resumed = Learner(copy.deepcopy(learner.model), settings)
+    load_learner(resumed, tmp_path)
+    assert resumed.reference.head.weight is resumed.reference.embed.weight
+    assert_same(dict(resumed.reference.named_parameters()), dict(model.named_parameters()))
+    assert_same(resumed.state(), learner.state())

@@ -15,6 +15,7 @@ from paceline.tasks import make_task
 from paceline.tasks.datasets import DataSet
 from paceline.tasks.rewards import compute_rewards, load_reward
 from paceline.tasks.tasks import choose_style
+from paceline.tasks.wording import Wording
 
 TRL_ROWS = [{"prompt": f"What is {i}+1?", "answer": str(i + 1), "kind": "sum"} for i in range(7)]
 VERL_ROWS = [
@@ -132,7 +133,7 @@ def test_rows_of_the_datasets_library_are_checked_and_named():
     with pytest.raises(UserError, match=r"row 5 \(counted from 0\) of hub:a/b is an empty list"):
         DataSet("hub:a/b", rows)
     with pytest.raises(UserError, match=r"no column 'question'.*prompt"):
-        DataSet("hub:a/b", rows, prompt_column="question")
+        DataSet("hub:a/b", rows, Wording("question"))
     data = DataSet("hub:a/b", rows.select(range(5)), shuffle=False)
     assert data.sample(4).columns["ground_truth"] == "16" and data.sample(4).where == (
         "sample 4 (row 4 (counted from 0) of hub:a/b)"

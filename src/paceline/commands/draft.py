@@ -23,6 +23,7 @@ from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.setup.build import make_sampling
 from paceline.setup.device import choose_device
 from paceline.tasks import make_task
+from paceline.tasks.prompts import PromptStream
 from paceline.tasks.tasks import choose_style
 
 HELD_OUT_SEED = 1_000_003  # added to the seed for prompts that training has not seen
@@ -125,7 +126,8 @@ def _load(model: str, task: str, overrides: list[str]) -> tuple[Config, Decoder,
     config = load_config(None, words)
     Console(highlight=False).print(describe_recipe(None, words), markup=False)
     device = choose_device(config.model.device)
-    return config, load_model(model, config.model.dtype, device), load_tokenizer(model)
+    tokenizer = load_tokenizer(model, config.task.chat_template_kwargs)
+    return config, load_model(model, config.model.dtype, device), tokenizer
 
 
 def _requests(
@@ -135,6 +137,5 @@ def _requests(
     task = make_task(config.task.model_copy(update={"problems": None}), config.seed + seed, style)
     s = make_sampling(config, tokenizer.eos_ids)
     sampling = SamplingParams(temperature, max_tokens=s.max_tokens, stop_token_ids=s.stop_token_ids)
-    samples = [task.sample(i) for i in range(count)]
-    prompts = [tuple(tokenizer.encode_prompt(sample.prompt, sample.where)) for sample in samples]
-    return [Request(i, prompt, sampling, config.seed) for i, prompt in enumerate(prompts)]
+    stream = PromptStream(task, tokenizer, sampling, config, policy.config.max_positions)
+    return [Request(i, stream.group(i).prompt, sampling, config.seed) for i in range(count)]

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from paceline.config.values import COUNT, GIGABYTES, PROCESSES, REQUESTS, SECONDS, TOKENS, Name, Options, Section
+from paceline.config.values import (
+    COUNT,
+    GIGABYTES,
+    PROCESSES,
+    REQUESTS,
+    SECONDS,
+    TOKENS,
+    Name,
+    Options,
+    Section,
+    joined_names,
+)
 from paceline.draft.strategy import Strategy
 from paceline.errors import UserError
 
@@ -23,32 +34,54 @@ class ModelConfig(Section):
 
 
 class TaskConfig(Section):
-    name: Name = "countdown"
-    """`countdown`, `gym:NAME` for a reasoning-gym task, a .jsonl or .parquet file, or `hub:ID` for a hub data set."""
+    name: Annotated[Name, BeforeValidator(joined_names)] = "countdown"
+    """`countdown`, `gym:NAME` for a reasoning-gym task, a .jsonl, .json or .parquet file (or several: a pattern such as
+    data/*.jsonl, or a list), `hub:OWNER/NAME` for a hub data set, or a folder laid out like one; of those two,
+    `:CONFIGURATION` and `@REVISION` may follow."""
     difficulty: Name = "medium"
     """Countdown only: easy, medium, hard, expert, or `tail`: mostly quick, one in 16 so hard that completions are
     long."""
     problems: int | None = Field(None, ge=1, le=COUNT)
     """Countdown only: number of distinct problems, visited in epochs; `null` never repeats one."""
     style: Literal["auto", "search", "chat", "text"] = "auto"
-    """Generated tasks: how prompts are worded. `search` is the embedded model's own format, the others ask in words."""
+    """How prompts are worded that are generated, or made by `task.template`. `search` is the embedded model's own
+    format, `chat` makes messages of them, `text` leaves them text; `auto` asks the model."""
     split: Name = "train"
-    """Split of a hub data set."""
+    """Split of a hub data set or a folder, such as test, train+test or train[:1000]."""
+    streaming: bool = False
+    """Read a hub data set or a folder row by row as the run needs it, instead of all of it before the run begins."""
     prompt_column: Name = "prompt"
     """Column of a data set that holds the prompt, as text or as messages."""
+    template: Annotated[str, Field(min_length=1)] | None = None
+    """The prompt, made from columns of the row: {question} is replaced by that column, {extra_info.level} by an entry
+    of it, {{ and }} by single braces."""
+    columns: dict[Name, Name] = Field(default_factory=dict)
+    """Columns for the reward functions under other names: `{ground_truth: extra_info.answer}` passes that entry as
+    ground_truth."""
+    few_shot: int = Field(0, ge=0, le=1000)
+    """Solved examples put before every prompt: the first rows of the data set, which are then not trained on."""
+    few_shot_answer: Annotated[str, Field(min_length=1)] = "{answer}"
+    """The answer of such an example, made from its columns like `template`."""
     system: Annotated[str, Field(min_length=1)] | None = None
     """A system message put before prompts that are messages."""
+    chat_template_kwargs: Options = Field(default_factory=dict)
+    """Variables for the model's chat template, such as {enable_thinking: false}."""
     options: Options = Field(default_factory=dict)
     """Keyword arguments of the reasoning-gym task."""
     shuffle: bool = True
-    """Visit the samples of a data set in an order drawn from the seed, anew in every epoch."""
+    """Visit the samples of a data set in an order drawn from the seed, anew in every epoch; of one that is streamed,
+    the next 1,000 at a time."""
     max_prompt_tokens: int | None = Field(None, ge=1, le=TOKENS)
-    """Prompts longer than this are an error; `null` allows what fits into the model's context."""
+    """Most tokens of a prompt; `null` allows what fits into the model's context."""
+    overlong_prompts: Literal["leave_out", "left", "right", "middle", "error"] = "leave_out"
+    """What becomes of longer ones: `leave_out` takes their rows out of the data, with a count at the start; `left`,
+    `right` and `middle` cut tokens there (verl's data.truncation); `error` names the first and stops."""
 
 
 class RewardFunctionConfig(Section):
     function: Name
-    """`countdown`, `exact_match`, `math`, `gym`, or your own as `module:function` or `file.py:function`."""
+    """`countdown`, `exact_match`, `math`, `gym`, `data_source` for verl's scoring of known data sets, or your own as
+    `module:function` or `file.py:function`."""
     weight: float = 1.0
     """Factor of its value in the sum that is the completion's reward."""
 

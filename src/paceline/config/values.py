@@ -30,6 +30,13 @@ Name = Annotated[str, Field(min_length=1), AfterValidator(_no_zero)]
 """Of a file, a folder, a device, a column."""
 
 
+def joined_names(value: Any) -> Any:
+    """A list of names as one text, separated by commas."""
+    if isinstance(value, list | tuple) and value and all(isinstance(one, str) and one for one in value):
+        return ",".join(value)
+    return value
+
+
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
     """Numbers, strings, booleans, lists and sections: what a recipe can say and a run directory can keep."""
     level: list[Any] = [options]

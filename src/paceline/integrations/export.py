@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from paceline.files.reading import inside
 from paceline.integrations.export_card import Measured, describe_task, digest, drafter_card, policy_card
 from paceline.integrations.export_formats import FORMATS, gather, make_files
 from paceline.integrations.export_source import Source, find_source
-from paceline.model.checkpoint import EMBEDDED, check_model, find_model, load_model, read_config
-from paceline.model.tokenizer import load_tokenizer, read_generation
+from paceline.model.checkpoint import EMBEDDED, check_model, load_model, read_config
+from paceline.model.tokenizer import load_tokenizer
 from paceline.model.weights import INDEX, read_index, read_weights, weight_files
 from paceline.setup.device import choose_device
 
@@ -75,8 +75,6 @@ def export_policy(what: str, out: Path) -> dict[str, Any]:
         for file in copied:
             shutil.copyfile(file, aside / file.name)
         tokenizer.save(aside)
-        generation = _generation(source, tokenizer.eos_ids)
-        (aside / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
         sha = digest(aside)
         (aside / "README.md").write_text(policy_card(source, out.resolve().name, sha), encoding="utf-8")
     return {"out": str(out), "format": "policy", "policy_sha256": sha, "step": source.step}
@@ -98,29 +96,11 @@ def _measure(source: Source, drafter: Path, prompts: int, depth: int, settings: 
     config = source.config or load_config(None, [f"model.path={model}", *settings])
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": policy_path})})
     policy = load_model(policy_path, config.model.dtype, choose_device(config.model.device))
-    tokenizer = load_tokenizer(policy_path)
+    tokenizer = load_tokenizer(policy_path, config.task.chat_template_kwargs)
     brought = load_drafter(drafter, policy)
     rows = [measure_acceptance(config, policy, tokenizer, brought, prompts, t, depth) for t in TEMPERATURES]
     generated = config.task.name == "countdown" or config.task.name.startswith("gym:")  # others are visited in full
     return Measured(describe_task(config), generated, prompts, depth, rows)
-
-
-def _generation(source: Source, eos_ids: tuple[int, ...]) -> dict[str, Any]:
-    """The generation settings of the model that training began with, with all tokens that end an answer."""
-    folders = [source.policy]
-    if source.config:
-        with suppress(UserError):  # it may have gone since; then what the checkpoint says is enough
-            folders.append(find_model(source.config.model.path))
-    known: dict[str, Any] = {}
-    for folder in folders:
-        known = read_generation(folder)
-        if known:
-            break
-    own = known.get("eos_token_id")
-    eos = list(dict.fromkeys([*(own if isinstance(own, list) else [] if own is None else [own]), *eos_ids]))
-    hf = read_config(source.policy).hf
-    ids = {key: hf[key] for key in ("bos_token_id", "pad_token_id") if hf.get(key) is not None}
-    return ids | known | ({"eos_token_id": eos if len(eos) > 1 else eos[0]} if eos else {})
 
 
 @contextmanager

@@ -203,7 +203,8 @@ class Learner:
         """What a checkpoint needs: of all that is held, or of the parameters called `names`."""
         tensors = {f"optimizer.{k}": v for k, v in self.optimizer.state(names).items()}
         if self.reference is not None and reference:
-            tensors |= {f"reference.{k}": v for k, v in self.reference.state_dict().items()}
+            # Parameters, unlike a state dict, name the one tensor of tied embeddings once.
+            tensors |= {f"reference.{k}": p.detach() for k, p in self.reference.named_parameters()}
         return tensors | {"updates": torch.tensor(self.updates)}
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -211,7 +212,10 @@ class Learner:
         self.optimizer.load(part("optimizer."))
         self.updates = int(state["updates"])
         if self.reference is not None:
-            self.reference.load_state_dict(part("reference."))
+            kept = part("reference.")
+            with torch.no_grad():
+                for name, param in self.reference.named_parameters():
+                    param.copy_(kept[name])
 
 
 def _known(value: T | None) -> T:

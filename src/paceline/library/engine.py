@@ -65,7 +65,7 @@ class Engine:
             "rollout.samples": 1,
         }
         self.config = config_from(values | (settings or {}), "Engine(...)")
-        self.tokenizer = own.tokenizer if own else load_tokenizer(path)
+        self.tokenizer = own.tokenizer if own else load_tokenizer(path, self.config.task.chat_template_kwargs)
         self.model = own.neural.policy if own else load_model(path, self.config.model.dtype, choose_device(device))
         neural = own.neural if own else make_drafter(self.model, self.config)
         self._engine = make_engine(self.model, self.config, self.tokenizer.decode, neural)

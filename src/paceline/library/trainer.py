@@ -16,6 +16,7 @@ from paceline.run import Run
 from paceline.tasks.datasets import DataSet
 from paceline.tasks.rewards import Reward, as_reward, load_reward
 from paceline.tasks.sample import Task
+from paceline.tasks.wording import Wording
 
 RewardFunction = str | Callable[..., Any]
 Rewards = RewardFunction | Sequence[RewardFunction | tuple[RewardFunction, float]]
@@ -125,7 +126,7 @@ def _task(data: Data, config: Config, sent: bool) -> Task | None:
     rows: Any = data if hasattr(data, "__getitem__") and hasattr(data, "__len__") else list(data)
     t = config.task
     sent = sent and config.reward.workers > 0
-    return DataSet(GIVEN, rows, t.prompt_column, t.system, t.shuffle, config.seed, sent)
+    return DataSet(GIVEN, rows, Wording.of(t, t.style), t.shuffle, config.seed, sent)
 
 
 def _rewards(given: Rewards | None) -> tuple[list[tuple[str, float]], list[Reward]]:

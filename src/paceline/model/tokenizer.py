@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,18 +14,30 @@ from paceline.errors import UserError
 from paceline.files.reading import check, inside, read_object, shorten
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.config import Tokens, eos_ids
-from paceline.model.template import bounded_steps
+from paceline.model.template import bounded_steps, check_template_kwargs
 from paceline.model.tokenizer_files import check_tokenizer_files
 
 Messages = list[dict[str, Any]]
+GENERATION = "generation_config.json"
 
 
 class Tokenizer:
     """What the rest of Paceline needs of a Hugging Face tokenizer, and nothing else."""
 
-    def __init__(self, hf: Any, where: str, eos_ids: tuple[int, ...], vocab_size: int | None = None):
-        """`vocab_size` is the model's: tokens beyond it have no embedding."""
+    def __init__(
+        self,
+        hf: Any,
+        where: str,
+        eos_ids: tuple[int, ...],
+        vocab_size: int | None = None,
+        generation: dict[str, Any] | None = None,
+        template_kwargs: dict[str, Any] | None = None,
+    ):
+        """`vocab_size` is the model's: tokens beyond it have no embedding. `generation` is what its
+        generation_config.json says; `template_kwargs` are variables for its chat template."""
         self.hf = hf
+        self.template_kwargs = template_kwargs or {}
+        self.generation = generation or {}
         self.where = where
         self.vocab_size = vocab_size
         own = () if hf.eos_token_id is None else (hf.eos_token_id,)
@@ -42,7 +55,9 @@ class Tokenizer:
                 "use prompts that are plain text or a model with a template"
             )
         with _refusing(f"the chat template of {self.where} does not take {which}"), bounded_steps():
-            text = self.hf.apply_chat_template(_plain(prompt), tokenize=False, add_generation_prompt=True)
+            text = self.hf.apply_chat_template(
+                _plain(prompt), tokenize=False, add_generation_prompt=True, **self.template_kwargs
+            )
         return self._encode(text, False, which)
 
     def _encode(self, text: str, special: bool, which: str) -> list[int]:
@@ -60,20 +75,36 @@ class Tokenizer:
         return self.hf.decode(tokens, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
 
     def save(self, folder: Path) -> None:
+        """Write all that a model folder has besides weights and config.json: vocabulary, special tokens, chat template,
+        and generation_config.json, without which whoever loads the folder would not know every stop token."""
         with _refusing(f"the tokenizer of {self.where} cannot be written to {folder}"):
             self.hf.save_pretrained(folder)
+        (folder / GENERATION).write_text(json.dumps(self.generation_config(), indent=2) + "\n", encoding="utf-8")
+
+    def generation_config(self) -> dict[str, Any]:
+        """The generation settings of the model, with all tokens that end a completion."""
+        own = self.generation.get("eos_token_id")
+        eos = list(dict.fromkeys([*(own if isinstance(own, list) else [] if own is None else [own]), *self.eos_ids]))
+        ids = {"bos_token_id": self.hf.bos_token_id, "pad_token_id": self.hf.pad_token_id}
+        known = {name: token for name, token in ids.items() if token is not None}
+        return known | self.generation | ({"eos_token_id": eos if len(eos) > 1 else eos[0]} if eos else {})
 
 
-def load_tokenizer(path: str) -> Tokenizer:
+def load_tokenizer(path: str, template_kwargs: dict[str, Any] | None = None) -> Tokenizer:
+    """The tokenizer of a model; `template_kwargs` are variables for its chat template (task.chat_template_kwargs)."""
     folder = find_model(path)
     config = read_config(folder)
     check_tokenizer_files(folder)
-    ends = (*config.eos_ids, *generation_eos(folder, config.vocab_size))
+    generation = read_generation(folder)
+    # Chat models often end a turn with a token that only generation_config.json names.
+    more = eos_ids(generation.get("eos_token_id"), config.vocab_size, f"{GENERATION} of {folder}")
+    ends = (*config.eos_ids, *more)
     with _refusing(f"no tokenizer could be loaded from {folder}"):
         from transformers import AutoTokenizer
 
         hf = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        tokenizer = Tokenizer(hf, str(path), ends, config.vocab_size)
+        check_template_kwargs(template_kwargs or {}, hf.chat_template, str(path))
+        tokenizer = Tokenizer(hf, str(path), ends, config.vocab_size, generation, template_kwargs)
         tokenizer.decode(tokenizer.encode_prompt("1 + 1"))  # some kinds of damage show only here
     return tokenizer
 
@@ -88,17 +119,12 @@ class GenerationConfig(BaseModel):
 
 def read_generation(folder: Path) -> dict[str, Any]:
     """generation_config.json, checked; empty where there is none."""
-    if not (folder / "generation_config.json").exists():
+    if not (folder / GENERATION).exists():
         return {}
-    file = inside(folder, "generation_config.json")
+    file = inside(folder, GENERATION)
     values = read_object(file)
     check(GenerationConfig, values, str(file))
     return values
-
-
-def generation_eos(folder: Path, vocab_size: int) -> tuple[int, ...]:
-    """Chat models often end a turn with a token that only generation_config.json names."""
-    return eos_ids(read_generation(folder).get("eos_token_id"), vocab_size, f"generation_config.json of {folder}")
 
 
 def _plain(messages: Messages) -> Messages:

@@ -24,12 +24,10 @@ RENAMED_METRICS = {
 class MetricsLog:
     def __init__(self, folder: Path, tensorboard: bool, wandb: str | None, trackio: str | None, config: dict[str, Any]):
         self.file = folder / "metrics.jsonl"
-        self._sinks: list[Any] = []
+        trackers = {name: project for name, project in (("wandb", wandb), ("trackio", trackio)) if project}
+        self._sinks: list[Any] = [_Tracker(name, project, folder, config) for name, project in trackers.items()]
         if tensorboard:
             self._sinks.append(_TensorBoard(folder / "tensorboard"))
-        for name, project in (("wandb", wandb), ("trackio", trackio)):
-            if project:
-                self._sinks.append(_Tracker(name, project, folder, config))
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         append_line(self.file, {"step": step} | metrics)
@@ -138,7 +136,11 @@ class _Tracker:
             raise UserError(
                 f"log.{package} is set, but {package} is not installed: pip install 'paceline[track]'"
             ) from err
-        self.module.init(project=project, name=folder.name, config=config)
+        try:
+            self.module.init(project=project, name=folder.name, config=config)
+        except Exception as err:  # no account, no network, whatever that package minds
+            reason = reading.shorten(str(err).strip().partition("\n")[0], 200)
+            raise UserError(f"log.{package} is set, but {package} could not start: {reason}") from err
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         self.module.log(metrics, step=step)

@@ -18,6 +18,7 @@ moment leaves it usable: whole files are written aside and renamed, lines are ap
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -54,15 +55,19 @@ class Run:
         self.checkpoints = folder / "checkpoints"
         self._lock: RunLock | None = None
         self._found: set[str] | None = set()  # what the directory held before; None if it was made for the run
+        self._parents: list[Path] = []  # that were made for it, the innermost first
 
     @classmethod
     def create(cls, config: Config) -> Run:
         """A new one, locked."""
-        task = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.task.name).stem or "run")
+        task = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.task.name).stem).strip("-") or "run"
         folder = Path(config.run_dir or "runs")
         try:
+            above = folder.parents if config.run_dir else (folder, *folder.parents)
+            missing = [parent for parent in above if not os.path.lexists(parent)]
             folder = folder if config.run_dir else _fresh(folder, task)
             run = cls(folder, config.model_copy(update={"run_dir": str(folder)}))
+            run._parents = missing
             run._found = set(os.listdir(folder)) if config.run_dir and os.path.lexists(folder) else None
             folder.mkdir(parents=True, exist_ok=True)
             run.lock()
@@ -141,6 +146,15 @@ class Run:
             if self.checkpoints.name not in self._found and not any(self.checkpoints.iterdir()):
                 self.checkpoints.rmdir()
         self.unlock()
+        with contextlib.suppress(OSError):  # another run has begun there
+            for parent in self._parents:
+                parent.rmdir()
+
+    def discard_for(self, where: str, trace: str) -> Path:
+        """Remove what was made, but for the traceback of the error that did not let the run start -> its file, beside
+        the directory."""
+        self.discard()
+        return _append_error(self.folder.with_name(f"{self.folder.name}.errors.log"), where, trace)
 
     def newest_checkpoint(self) -> Path | None:
         """The newest complete one."""
@@ -191,11 +205,7 @@ class Run:
 
     def write_error(self, where: str, trace: str) -> Path:
         """Keep a traceback, which the sentence on the terminal does not show -> the file."""
-        file = self.folder / "errors.log"
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        with os.fdopen(open_to_append(file), "a", encoding="utf-8", errors="backslashreplace") as out:
-            out.write(f"{stamp}  {where}\n{trace.rstrip()}\n\n")
-        return file
+        return _append_error(self.folder / "errors.log", where, trace)
 
     def _disk_error(self, err: Exception, what: str) -> RunError:
         return RunError(
@@ -216,6 +226,14 @@ class Run:
         return self._disk_error(err, "the log")
 
 
+def _append_error(file: Path, where: str, trace: str) -> Path:
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(open_to_append(file), "a", encoding="utf-8", errors="backslashreplace") as out:
+        out.write(f"{stamp}  {where}\n{trace.rstrip()}\n\n")
+    return file
+
+
 def _fresh(parent: Path, task: str) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     task = task[:80]  # a name has bounds
@@ -224,7 +242,7 @@ def _fresh(parent: Path, task: str) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     while True:
         try:
-            folder.mkdir()  # of two that begin in the same second, one gets the name
+            folder.mkdir(parents=True)  # of two that begin in the same second, one gets the name
             return folder
         except FileExistsError:
             n += 1

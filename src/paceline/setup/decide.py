@@ -77,9 +77,10 @@ def _drafter(config: Config, newest: Path | None) -> str | None:
     try:
         folder = find_drafter(name, config.model.path)
     except UserError:
-        if _has_own_drafter(newest):  # the model that the run began with has gone since, and is not needed
-            return name
-        raise
+        if newest is None:
+            raise
+        # The model that the run began with has gone since, and is not needed; neither is a drafter that lay in it.
+        return name if _has_own_drafter(newest) else "none"
     return str(folder.resolve()) if folder else "none"
 
 

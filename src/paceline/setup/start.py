@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from paceline.learn.algorithms import resolve
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.observe.live import LiveView
+from paceline.observe.metrics import MetricsLog
 from paceline.process.stopping import Interrupted, Stopping
 from paceline.run import Progress, Run
 from paceline.run.records import StepRecorder
@@ -31,7 +33,7 @@ from paceline.tasks import Task, make_task
 from paceline.tasks.prompts import PromptStream
 from paceline.tasks.reward_pool import RewardPool
 from paceline.tasks.rewards import Reward
-from paceline.tasks.tasks import choose_style
+from paceline.tasks.tasks import choose_style, reworded
 
 
 @dataclass
@@ -48,6 +50,7 @@ class StartedRun:
     cluster: Cluster
     versions: Versions
     recorder: StepRecorder
+    metrics_log: MetricsLog
     has_drafter: bool
     """A neural one, which can be trained."""
 
@@ -89,7 +92,8 @@ def _start(
     newest = run.newest_checkpoint()
     given = run.given(config)
     config, tokenizer, plan = _resolve(run.given(config, kept_settings(newest)), newest, view, engines)
-    task = task or make_task(config.task, config.seed, config.task.style)  # type: ignore[arg-type]
+    style: Any = config.task.style
+    task = reworded(task, config.task, style) if task else make_task(config.task, config.seed, style)
     pool = make_rewards(config, task, rewards, run.folder / "rewards.log")
     undo.callback(pool.close)
     progress = run.restore()
@@ -105,8 +109,11 @@ def _start(
         facts = cluster.start()
     if progress.tuner:
         cluster.restore_tuner(progress.tuner)
-    prompts = PromptStream(task, tokenizer, sampling, config, facts.max_length)
-    started = StartedRun(
+    prompts = PromptStream(task, tokenizer, sampling, config, facts.max_length, view.say)
+    prompts.group(0)  # a prompt that cannot work is better found now
+    pool.ready()
+    log = config.log
+    return StartedRun(
         config,
         plan,
         prompts,
@@ -115,11 +122,9 @@ def _start(
         cluster,
         Versions(config.spot, progress.drafter_version, progress.backoff),
         StepRecorder(run, config, cluster, progress.step),
+        MetricsLog(run.folder, log.tensorboard, log.wandb, log.trackio, config.model_dump()),
         facts.has_drafter,
     )
-    prompts.group(0)  # a prompt that cannot work is better found now
-    pool.ready()
-    return started
 
 
 def _resolve(
@@ -128,7 +133,7 @@ def _resolve(
     """Decide what the settings leave open, as far as it does not take workers to know it."""
     config = choose_workers(resolve(config))
     source = str(newest) if newest else config.model.path
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_tokenizer(source, config.task.chat_template_kwargs)
     shape = read_config(find_model(source))
     plan = plan_run(config, shape, engines)
     if plan:
@@ -145,6 +150,7 @@ def make_rewards(config: Config, task: Task, given: Sequence[Reward] | None, log
     """The reward functions that were given, those of the settings, or else the task's own."""
     r = config.reward
     functions: Sequence[Reward] | list[tuple[str, float]] = given or [(f.function, f.weight) for f in r.functions]
-    if not functions and task.reward is None:
+    own = None if functions else task.reward
+    if not functions and own is None:
         raise UserError(f"the data set {task.name} brings no reward of its own: name one in reward.functions")
-    return RewardPool(functions or [(str(task.reward), 1.0)], r.workers, r.timeout_s, log, r.start_timeout_s)
+    return RewardPool(functions or [(str(own), 1.0)], r.workers, r.timeout_s, log, r.start_timeout_s)

@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from paceline.core import Group, Request, SamplingParams
 from paceline.errors import UserError
+from paceline.tasks.overlong import PromptLimit
 from paceline.tasks.sample import Task
 
 if TYPE_CHECKING:
     from paceline.config import Config
     from paceline.model.tokenizer import Tokenizer
 
+MAX_SKIPPED = 1000
+"""Samples in a row that are too long before a task that makes them is given up."""
+
 
 class PromptStream:
     """Prompt i of the stream has the request ids i * samples to (i + 1) * samples - 1, so a group is a function of the
     settings and its index."""
 
-    def __init__(self, task: Task, tokenizer: Tokenizer, sampling: SamplingParams, config: Config, max_length: int):
-        """`max_length` is the engine's: tokens of prompt and completion."""
+    def __init__(
+        self,
+        task: Task,
+        tokenizer: Tokenizer,
+        sampling: SamplingParams,
+        config: Config,
+        max_length: int,
+        say: Callable[[str], None] = lambda text: None,
+    ):
+        """`max_length` is the engine's: tokens of prompt and completion. `say` shows a line to the user."""
         self.task = task
         self.tokenizer = tokenizer
         self.sampling = sampling
         self.samples = config.rollout.samples
         self.seed = config.seed
-        self.max_prompt_tokens = config.task.max_prompt_tokens or max_length - 1
+        self.limit = PromptLimit(config.task, max_length - 1, tokenizer, task, say)
 
     def group(self, index: int) -> Group:
-        sample = self.task.sample(index)
-        tokens = tuple(self.tokenizer.encode_prompt(sample.prompt, sample.where))
-        if not tokens or len(tokens) > self.max_prompt_tokens:
-            raise UserError(
-                f"the prompt of {sample.where} of {self.task.name} has {len(tokens)} tokens; it must have between 1 "
-                f"and {self.max_prompt_tokens} (task.max_prompt_tokens, and the model's context)"
-            )
-        return Group(sample, tokens)
+        """The one at an index. Where its prompt is too long, it is cut, or the next one that is not takes its place;
+        those of data sets were left out before."""
+        for skipped in range(MAX_SKIPPED):
+            sample = self.task.sample(index + skipped)
+            tokens = self.limit.encode(sample.prompt, sample.where)
+            if len(tokens) <= self.limit.most:
+                return Group(sample, tuple(tokens))
+            self.limit.found(len(tokens), sample.where)
+            if not self.limit.leaves_out:
+                return Group(sample, self.limit.cut(tokens))
+        raise UserError(
+            f"{MAX_SKIPPED:,} prompts of {self.task.name} in a row have more than {self.limit.most:,} tokens; raise "
+            "task.max_prompt_tokens, or cut them with task.overlong_prompts"
+        )
 
     def requests(self, index: int, group: Group) -> list[Request]:
         first = index * self.samples

@@ -17,6 +17,7 @@ from paceline.core import Sample
 from paceline.errors import UserError
 from paceline.files.reading import shorten
 from paceline.process.child import Ended, Mailbox, Said
+from paceline.tasks.reward_errors import RewardErrors
 from paceline.tasks.reward_process import Imported, RewardDone, RewardJob, RewardProcess, RewardResult, try_rewards
 from paceline.tasks.rewards import Reward, load_reward
 
@@ -44,6 +45,7 @@ class RewardPool:
         self.start_timeout_s = start_timeout_s
         self.seconds = 0.0
         """Time that the functions took, whoever waited for it."""
+        self.errors = RewardErrors(log)
         self._log = log
         self._waiting: deque[RewardJob] = deque()
         self._killed: set[int] = set()  # ids of requests on which a process was killed once

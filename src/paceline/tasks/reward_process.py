@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,8 @@ from pathlib import Path
 from paceline.core import Sample
 from paceline.files.reading import shorten
 from paceline.process.child import Child, Mailbox
-from paceline.tasks.rewards import BadReward, Reward, compute_rewards
+from paceline.tasks.reward_errors import MAX_TRACE, BadReward, where_raised
+from paceline.tasks.rewards import Reward, compute_rewards
 
 MAX_JOBS = 32  # completions that a process is sent ahead, so that it never waits for the engine's next round
 MAX_JOB_CHARS = 2**22  # characters of those: one completion may have a million
@@ -37,7 +39,11 @@ class RewardResult:
     values: dict[str, float] = field(default_factory=dict)
     """By the name of the reward function, unweighted."""
     error: str | None = None
-    """What went wrong, naming the function."""
+    """What went wrong, naming the function, and the line if it raised."""
+    kind: str = ""
+    """Equal for errors of the same cause."""
+    trace: str = ""
+    """The traceback, if the function raised."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +102,19 @@ def try_rewards(rewards: list[Reward], job: RewardJob) -> RewardResult:
         try:
             values |= compute_rewards([reward], job.sample, job.text, job.tokens)
         except (Exception, SystemExit) as err:  # noqa: BLE001 (the user's code: it is reported in the result)
-            kind = "" if isinstance(err, BadReward) else f"raised {type(err).__name__}: "
-            message = shorten(_text_of(err), MAX_ERROR)
-            return RewardResult(job.request_id, error=f"the reward {reward.name} {kind}{message}")
+            return _failed(job, reward.name, err)
     return RewardResult(job.request_id, values)
+
+
+def _failed(job: RewardJob, name: str, err: BaseException) -> RewardResult:
+    message = shorten(_text_of(err), MAX_ERROR)
+    if isinstance(err, BadReward):
+        return RewardResult(job.request_id, error=f"the reward {name} {message}", kind=f"{name} {message[:40]}")
+    where = where_raised(err.__traceback__)
+    at = f" (at {where})" if where else ""
+    error = f"the reward {name} raised {type(err).__name__}: {message}{at}"
+    trace = "".join(traceback.format_exception(err))[-MAX_TRACE:]
+    return RewardResult(job.request_id, error=error, kind=f"{name} {type(err).__name__} {where}", trace=trace)
 
 
 def _text_of(err: BaseException) -> str:

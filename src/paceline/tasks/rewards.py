@@ -21,8 +21,8 @@ from typing import Any
 from paceline.core import Sample
 from paceline.errors import UserError
 from paceline.files.reading import shorten
-from paceline.tasks import countdown, gym
-from paceline.tasks.sample import text_of
+from paceline.tasks import builtin, countdown, data_sources
+from paceline.tasks.reward_errors import BadReward
 
 MAX_SHOWN = 200  # characters of what a function returned, in a sentence
 
@@ -36,13 +36,14 @@ class Reward:
 
 
 def load_reward(name: str, weight: float = 1.0) -> Reward:
-    builtin: dict[str, Callable[..., Any]] = {
+    known: dict[str, Callable[..., Any]] = {
         "countdown": countdown.reward,
-        "exact_match": exact_match,
-        "math": math_match,
-        "gym": gym_score,
+        "exact_match": builtin.exact_match,
+        "math": builtin.math_match,
+        "gym": builtin.gym_score,
+        data_sources.NAME: data_sources.score,
     }
-    return as_reward(builtin.get(name) or _import(name, sorted(builtin)), name, weight)
+    return as_reward(known.get(name) or _import(name, sorted(known)), name, weight)
 
 
 def as_reward(function: Callable[..., Any], name: str, weight: float = 1.0) -> Reward:
@@ -69,10 +70,6 @@ def compute_rewards(rewards: list[Reward], sample: Sample, text: str, tokens: li
     return values
 
 
-class BadReward(Exception):
-    """A reward function gave something that cannot be used."""
-
-
 def shown(value: Any) -> str:
     """A value in a sentence, however large it is and whatever its `repr` does."""
     try:
@@ -85,12 +82,11 @@ def total(rewards: list[tuple[str, float]], values: dict[str, float]) -> float:
     return sum(weight * values[name] for name, weight in rewards if name in values)
 
 
-def _import(name: str, builtin: list[str]) -> Callable[..., Any]:
+def _import(name: str, known: list[str]) -> Callable[..., Any]:
     module_name, colon, attribute = name.rpartition(":")
     if not colon or not module_name or not attribute:
         raise UserError(
-            f"no reward is called '{name}': use {', '.join(builtin)}, "
-            "or your own as module:function or file.py:function"
+            f"no reward is called '{name}': use {', '.join(known)}, or your own as module:function or file.py:function"
         )
     try:
         is_file = module_name.endswith(".py")
@@ -162,39 +158,3 @@ def _call_trl(
     if not hasattr(result, "__len__") or len(result) != 1:
         raise BadReward(f"returned {shown(result)} for one completion instead of a list with one value")
     return result[0]
-
-
-ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "target")
-
-
-def _expected(columns: dict[str, Any]) -> str:
-    for name in ANSWER_COLUMNS:
-        if name in columns:
-            return str(columns[name][0])
-    raise BadReward(f"found no column with the right answer; it looks for {', '.join(ANSWER_COLUMNS)}")
-
-
-def exact_match(completions: list[Any], **columns: Any) -> list[float]:
-    """1 if the last <answer>, or else the last line, is the right answer, up to spaces and case."""
-    text = text_of(completions[0])
-    answers = countdown.ANSWER.findall(text) or text.strip().splitlines()[-1:] or [""]
-    plain = lambda s: " ".join(str(s).lower().split())  # noqa: E731
-    return [float(plain(answers[-1]) == plain(_expected(columns)))]
-
-
-def math_match(completions: list[Any], **columns: Any) -> list[float | None]:
-    """1 if math-verify finds the right value in the text, 0 if not, no opinion if it cannot read the right answer."""
-    try:
-        from math_verify import parse, verify
-    except ImportError as err:
-        raise UserError("the math reward needs math-verify: pip install 'paceline[math]'") from err
-
-    expected = _expected(columns)
-    gold = parse(expected) or parse(f"${expected}$")
-    if not gold:
-        return [None]
-    return [float(verify(gold, parse(text_of(completions[0]))))]
-
-
-def gym_score(completions: list[Any], entry: list[Any], task: list[str], **_: Any) -> list[float]:
-    return [gym.score(text_of(completions[0]), entry[0], task[0])]

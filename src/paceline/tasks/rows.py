@@ -6,30 +6,41 @@ Types and emptiness only, so that all rows of a large data set can be checked be
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
 
 from paceline.core import Prompt
 from paceline.errors import UserError
 from paceline.files.reading import shorten
 
+PROMPT_SETTING = "task.prompt_column"
 WANTED = "it must be text, or messages with role and content"
 
 
-def check_row(row: Any, prompt_column: str, where: str) -> None:
-    """Refuse a row without a prompt that can be used; `where` says which row it is."""
+def check_row(row: Any, prompt_column: str | None, where: str) -> None:
+    """Refuse a row without a prompt that can be used; `where` says which row it is. None: it is made of other
+    columns."""
     if not isinstance(row, Mapping):
         raise UserError(f"{where} is {kind_of(row)}, not an object with columns")
     for name in row:
         if not isinstance(name, str):
             raise UserError(f"{where} has a column named {shorten(repr(name))}; names of columns must be text")
+    if prompt_column is None:
+        return
     if prompt_column not in row:
-        columns = shorten(", ".join(row), 200) or "none"
-        raise UserError(
-            f"{where} has no column '{prompt_column}' to take the prompt from; it has: {columns}; "
-            "name the right one with task.prompt_column"
-        )
+        refuse_column(prompt_column, PROMPT_SETTING, row, where)
     check_prompt(row[prompt_column], where)
+
+
+def refuse_column(name: str, setting: str, columns: Iterable[str], where: str) -> NoReturn:
+    """Say that there is no such column, which a setting asks for, and which there are."""
+    has = shorten(", ".join(map(str, columns)), 200) or "none"
+    if setting != PROMPT_SETTING:
+        raise UserError(f"{where} has no '{shorten(name)}', which {setting} asks for; it has: {has}")
+    raise UserError(
+        f"{where} has no column '{name}' to take the prompt from; it has: {has}; "
+        "name the right one with task.prompt_column, or make it of several with task.template"
+    )
 
 
 def check_prompt(prompt: Any, where: str) -> None:
