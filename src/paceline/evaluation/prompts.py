@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -105,15 +105,23 @@ def is_greedy(request_id: int) -> bool:
     return (request_id - FIRST_ID) % STRIDE == GREEDY_ANSWER
 
 
-def eval_sampling(config: Config, run_sampling: SamplingParams) -> SamplingParams:
+def decided_eval(config: Config) -> dict[str, Any]:
+    """What the settings of evaluation leave open, as the rollout has it."""
     e = config.eval
-    most = e.max_tokens or run_sampling.max_tokens
-    return replace(
-        run_sampling,
-        temperature=run_sampling.temperature if e.temperature is None else e.temperature,
-        max_tokens=most,
-        min_tokens=min(run_sampling.min_tokens, most),
-    )
+    temperature = config.rollout.temperature if e.temperature is None else e.temperature
+    if temperature == 0 and e.samples > 1:
+        raise UserError(
+            f"eval.samples = {e.samples}, but at rollout.temperature=0 all of them would be the same; set "
+            "eval.temperature above 0, or eval.samples=1"
+        )
+    return {"temperature": temperature, "max_tokens": e.max_tokens or config.rollout.max_tokens, "k": e.ks}
+
+
+def eval_sampling(config: Config, run_sampling: SamplingParams) -> SamplingParams:
+    decided = decided_eval(config)
+    most = decided["max_tokens"]
+    min_tokens = min(run_sampling.min_tokens, most)
+    return replace(run_sampling, temperature=decided["temperature"], max_tokens=most, min_tokens=min_tokens)
 
 
 def make_eval_set(
@@ -122,11 +130,6 @@ def make_eval_set(
     """`max_length` is the engine's: tokens of prompt and completion. Prompts that leave no room for an answer are left
     out, which the set says."""
     sampling = eval_sampling(config, run_sampling)
-    if sampling.temperature == 0 and config.eval.samples > 1:
-        raise UserError(
-            f"eval.samples = {config.eval.samples}, but at rollout.temperature=0 all of them would be the same; set "
-            "eval.temperature above 0, or eval.samples=1"
-        )
     groups: list[Group] = []
     left_out: list[str] = []
     for index in range(_count(task, config)):
