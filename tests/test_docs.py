@@ -90,7 +90,8 @@ def test_the_settings_page_has_every_setting():
     rows = [line for line in settings_hook.render().split("\n") if line.startswith("| `")]
     page = {re.match(r"\| `([\w.\[\]]+)`", row).group(1): row for row in rows}
     assert [name for name in page if "[]" not in name] == setting_names()
-    assert {name for name in page if "[]" in name} == {"reward.functions[].function", "reward.functions[].weight"}
+    lists = {"reward.functions[].function", "reward.functions[].weight"}
+    assert {name for name in page if "[]" in name} == lists | {name.replace("reward", "eval") for name in lists}
     assert all(row.count(" | ") == 2 and row.endswith("* |") for row in rows), "a | in a description ends its cell"
     assert "| `512` | Most tokens of a completion.<br>*whole number from 1* |" in page["rollout.max_tokens"]
     assert "*number above 0 or `null`*" in page["rollout.kv_memory_gb"]
@@ -163,11 +164,15 @@ def test_every_metric_is_explained(tmp_path):
     known = {re.sub(r"/[A-Z]+$", "/", name) for name in known}  # of reward/FUNCTION any will do
     small = ["rollout.prompts=2", "rollout.samples=2", "rollout.max_tokens=40", "model.threads=1", "reward.workers=0"]
     quiet = ["log.tensorboard=false", "cluster.workers=1", "spot.when=update", "steps=2", f"run_dir={tmp_path / 'run'}"]
-    _, rows = train(load_config(None, small + quiet))
+    evaluated = ["eval.task=countdown", "eval.prompts=2", "eval.samples=4", "eval.greedy=true", "eval.max_tokens=30"]
+    _, rows = train(load_config(None, small + quiet + evaluated))
     names = {name for row in rows for name in row} - {"step"}
     assert "rollout/spec_accept_length" in names and "timing_s/train_drafter" in names
     kinds = tuple(name for name in known if name.endswith("/"))  # a strategy has a / of its own: neural:4x3/8
-    assert not {n for n in names if n not in known and not n.startswith(kinds)}
+    forms = [re.sub(r"[A-Z]+", ".+", re.escape(name)) for name in known if name.startswith("val-")]
+    assert "val-core/countdown/reward/best@4/mean" in names
+    unknown = {n for n in names if n not in known and not n.startswith(kinds)}
+    assert not {n for n in unknown if not any(re.fullmatch(form, n) for form in forms)}
 
 
 @pytest.mark.parametrize(

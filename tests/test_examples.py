@@ -95,3 +95,12 @@ def test_trl_grpo(example, tmp_path):
     out = example("trl_grpo.py", "--steps", 1, *words)
     assert "step 1 " in out and "accept length" in out
     assert "step 2 " in example("trl_grpo.py", "--steps", 2, "--resume", *words)
+
+
+def test_evaluate(example, tmp_path):
+    words = ("--steps", 2, "--every", 1, "--prompts", 4, "--tokens", 48, "--run", tmp_path / "run")
+    out = example("evaluate.py", *words)
+    assert [line for line in out.splitlines() if line.startswith("step   ")][-1].startswith("step   2: pass@1 ")
+    assert "pass@4, last minus first: " in out and "the best by pass@4 is step " in out
+    row = read_lines(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert 0 <= row["val-core/countdown/pass@1"] <= row["val-core/countdown/pass@4"] <= 1

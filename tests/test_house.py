@@ -30,14 +30,15 @@ MOST_LINES = {
 FORBIDDEN = {
     "core": {"*"},
     "kernels": {"model", "draft", "rollout", "spot", "learn", "cluster", "tasks", "observe", "report"},
-    "model": {"draft", "rollout", "spot", "learn", "cluster", "tasks", "observe", "report"},
+    "model": {"draft", "rollout", "spot", "learn", "cluster", "tasks", "observe", "report", "evaluation"},
     "draft": {"rollout", "spot", "learn", "cluster", "tasks", "observe", "report"},
-    "rollout": {"spot", "learn", "cluster", "tasks", "report"},
+    "rollout": {"spot", "learn", "cluster", "tasks", "report", "evaluation"},
     "spot": {"cluster", "tasks", "observe", "report"},
     "learn": {"rollout", "spot", "cluster", "tasks", "observe", "report"},
     "tasks": {"model", "draft", "rollout", "spot", "learn", "cluster", "observe", "report"},
-    "cluster": {"tasks", "report"},
-    "observe": {"cluster", "learn", "spot", "report"},
+    "cluster": {"tasks", "report", "evaluation"},
+    "evaluation": {"draft", "spot", "learn", "kernels", "report"},
+    "observe": {"cluster", "learn", "spot", "report", "evaluation"},
     "report": {"cluster", "learn", "spot", "rollout", "draft"},
 }
 

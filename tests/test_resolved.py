@@ -35,8 +35,11 @@ OPEN = {
     "cluster.address": "Ray is started on this machine, where it is used at all",
     "log.wandb": "it is not used",
     "log.trackio": "it is not used",
+    "eval.task": "nothing is evaluated",
+    "eval.prompts": "there is no limit, where there are rows",
 }
 """What `null` means where it stays."""
+NO_EVALUATION = dict.fromkeys(("eval.temperature", "eval.max_tokens", "eval.k"), "nothing is evaluated")
 NO_TRAINING = {"spot.drafter_lr": "no drafter is trained"}
 
 
@@ -45,7 +48,8 @@ def saved(run: Path) -> dict:
 
 
 def left_open(settings: dict) -> set[str]:
-    return {key for key, value in settings.items() if value is None or value == "auto"}
+    opened = {key for key, value in settings.items() if value is None or value == "auto"}
+    return opened - NO_EVALUATION.keys() if settings["eval.task"] is None else opened
 
 
 def test_the_table_is_of_settings_that_exist():
@@ -56,6 +60,7 @@ def test_the_table_is_of_settings_that_exist():
 CASES = {
     "the default recipe": ([], {}),
     "no recipe": (["model.path={own}", "reward.functions=[]"], NO_TRAINING),
+    "evaluated": (["cluster.workers=1", "eval.task=countdown", "eval.prompts=1"], NO_TRAINING),
     "one worker": (["cluster.workers=1"], NO_TRAINING),
     "an untrained drafter": (["cluster.workers=1", "speculation.drafter=new"], {}),
     "no drafter": (["cluster.workers=1", "speculation.drafter=none", "speculation.suffix=false"], NO_TRAINING),

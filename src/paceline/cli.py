@@ -16,6 +16,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from paceline.commands.draft_app import draft_app
+from paceline.commands.eval_options import eval_options
 from paceline.errors import RenamedSetting, RunError, Stopped, UserError
 
 
@@ -174,6 +175,7 @@ def report(
     console.print(f"report: {page}", soft_wrap=True, markup=False)
 
 
+app.command("eval")(eval_options)
 app.add_typer(draft_app, name="draft")
 
 

@@ -25,6 +25,7 @@ from paceline.cluster.messages import RolloutMode, RolloutOutcome
 from paceline.config import Config
 from paceline.core import Completion, Group, Request
 from paceline.errors import RunError, UserError
+from paceline.evaluation.during_run import RunEvaluations
 from paceline.learn.advantages import mixed
 from paceline.observe.clock import Clock
 from paceline.observe.live import LiveView
@@ -54,13 +55,14 @@ class TrainLoop:
         task: Task | None = None,
         rewards: Sequence[Reward] | None = None,
         stopping: Stopping | None = None,
+        eval_task: Task | None = None,
     ):
-        """`task` and `rewards` replace those that the settings name. The run directory is locked until `close`."""
+        """`task`, `rewards` and `eval_task` replace what the settings name. The directory is locked until `close`."""
         self.run = run
         self.view = view or LiveView(config, quiet=True)
         self.stopping = stopping or Stopping()
         self.stopping.resume_command = run.resume_command
-        started = start_run(config, run, self.view, self.stopping, task, rewards, self.engines)
+        started = start_run(config, run, self.view, self.stopping, task, rewards, self.engines, eval_task)
         self.config = started.config
         self.plan = started.plan
         self.prompts = started.prompts
@@ -74,6 +76,7 @@ class TrainLoop:
         """When the drafter is trained."""
         self.lengths = Lengths(self.config.rollout.max_tokens / 2)
         self.saver = RunSaver(run, self.cluster, self.prompts.tokenizer, self.progress, self.recorder, self.view.note)
+        self.evaluations = RunEvaluations(self.config, run, started.evaluator, self.view, self.saver)
         self.outcomes: list[RolloutOutcome] = []
         """Of the rollouts of the present step, on every worker."""
 
@@ -85,6 +88,7 @@ class TrainLoop:
         try:
             self.metrics_log.close()
             self.rewards.close()
+            self.evaluations.close()
         finally:
             self.cluster.close()
             self.run.unlock()
@@ -101,6 +105,7 @@ class TrainLoop:
     def _train(self) -> None:
         try:
             self.view.start(self.progress.step)
+            self.evaluations.begin(self.progress.step, self.metrics_log)
             while self.progress.step < self.config.steps:
                 self.stopping.check()
                 metrics = self.step()
@@ -150,11 +155,11 @@ class TrainLoop:
             self.progress.drafter_version = self.versions.version
             self.progress.backoff = self.versions.backoff.state()
 
-        metrics |= self.recorder.describe_workers(self.outcomes)
+        metrics |= self.recorder.describe_workers(self.outcomes) | self.evaluations.after(self.progress.step, clock)
         self.progress.metrics = metrics | clock.metrics(tokens)
         every = self.config.checkpoint.every
         with clock.part("save_checkpoint"):
-            if every and self.progress.step % every == 0:
+            if (every and self.progress.step % every == 0) or self.evaluations.improved:
                 self.saver.save()
         self.saver.stop_if_one_failed()
         return metrics | clock.metrics(tokens)
@@ -249,6 +254,7 @@ def train(
     task: Task | None = None,
     rewards: Sequence[Reward] | None = None,
     stopping: Stopping | None = None,
+    eval_task: Task | None = None,
 ) -> tuple[Run, list[dict[str, Any]]]:
     """The main job: a new run from `config`, or the rest of the run at `resume`. It can be asked to end by signals, and
     where they do not reach it, off the main thread, through `stopping`."""
@@ -256,7 +262,7 @@ def train(
     with stopping.listening():
         run = Run.open(resume) if resume else Run.create(config)
         try:
-            loop = TrainLoop(run.config, run, view, task, rewards, stopping)
+            loop = TrainLoop(run.config, run, view, task, rewards, stopping, eval_task)
         except UserError:
             if not resume:
                 run.discard()  # nothing has happened in it yet

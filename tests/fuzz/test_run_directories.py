@@ -26,11 +26,13 @@ QUICK = [
     "steps=2", "rollout.prompts=1", "rollout.samples=2", "rollout.max_tokens=12", "checkpoint.every=1",
     "log.tensorboard=false", "model.threads=1", "cluster.workers=1", "learn.lr=1e-4", "reward.workers=0",
     "spot.when=update", "spot.share=0.01", "speculation.suffix_mb=1", "rollout.kv_memory_gb=0.02", DIGITS,
+    "eval.task=countdown", "eval.prompts=2", "eval.max_tokens=6", "eval.every=1",
 ]  # fmt: skip
 OWN = (
     "config.yaml", "metrics.jsonl", "samples.jsonl", "answers.jsonl", "timeline.json", "state.json",
     "learner-0.safetensors", "training.json", "training.safetensors", "decided.yaml", "config.json",
-    "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    "model.safetensors", "tokenizer.json", "tokenizer_config.json", "evaluations.jsonl", "evaluation_samples.jsonl",
+    "best.json",
 )  # fmt: skip
 NEWEST = "step-000002"
 

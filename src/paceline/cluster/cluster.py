@@ -83,13 +83,20 @@ class Cluster:
     # Rollout
 
     def rollout(
-        self, step: int, requests: Sequence[Request], expected: dict[int, float], mode: RolloutMode, train: bool
+        self,
+        step: int,
+        requests: Sequence[Request],
+        expected: dict[int, float],
+        mode: RolloutMode,
+        train: bool,
+        group: int | None = None,
     ) -> Iterator[list[Completion]]:
         """Completions as they are finished, some at a time or none. `expected` is the expected length of each. With
-        `train`, whoever has nothing to decode trains the drafter until the last one is in."""
+        `train`, whoever has nothing to decode trains the drafter until the last one is in. A `group` is so many ids,
+        `rollout.samples` if not given."""
         self.group.admit()
         workers = self.config.cluster.workers
-        state = RolloutState(workers, expected, self.config.rollout.samples)
+        state = RolloutState(workers, expected, group or self.config.rollout.samples)
         by_id = {request.id: request for request in requests}
         tokens = [0] * workers
         self.decisions = []

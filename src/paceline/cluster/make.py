@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 LOG = "workers.log"
 
 
-def make_cluster(config: Config, run: Run, note: Callable[[str], None]) -> Cluster:
-    """Workers for a run, not started yet."""
+def make_cluster(config: Config, run: Run, note: Callable[[str], None], learns: bool = True) -> Cluster:
+    """Workers for a run, not started yet. Unless it `learns` they only decode."""
     c = config.cluster
     folder = run.folder
     name = "in_process" if c.backend == "local" and c.workers == 1 else c.backend
@@ -45,6 +45,7 @@ def make_cluster(config: Config, run: Run, note: Callable[[str], None]) -> Clust
             sharing=c.workers_per_gpu if devices[worker] != "cpu" else 1,
             threads=threads,
             cores=core_sets[worker],
+            learns=learns,
         )
 
     return Cluster(config, transport, make_spec, note, _collectives(config, devices[0]), run.write_error)

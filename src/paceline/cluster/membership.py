@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 class Membership:
-    def __init__(self, number: int, workers: int, model: Decoder, reporter: Reporter):
+    def __init__(self, number: int, workers: int, model: Decoder | None, reporter: Reporter):
+        """Without a `model` there is no optimizer whose state could be held."""
         self.number = number
         self.reporter = reporter
-        sizes = {name: p.numel() for name, p in model.named_parameters()}
+        sizes = {name: p.numel() for name, p in model.named_parameters()} if model else {}
         self.slots = make_slots(sizes, workers)
         self.holders = assign_holders(workers, range(workers))
         self.peers = Peers(Rendezvous("", 0, 0, (number,), "", 0.0), number)

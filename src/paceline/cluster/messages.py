@@ -37,6 +37,8 @@ class WorkerSpec:
     """Workers on the same device."""
     threads: int | None = None
     cores: tuple[int, ...] = ()
+    learns: bool = True
+    """Whether it takes part in updates, for which it needs the optimizer's state."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ class RolloutMode:
     engine: Literal["adaptive", "plain", "adaptive_control"] = "adaptive"
     """`plain` never speculates. `adaptive_control` is an adaptive engine of its own, to compare with: it uses the same
     drafter, but its tuner and its n-gram index have seen none of the completions of the first one."""
+    learn: bool = True
+    """Whether drafters may learn from the completions, if they are those of `adaptive`: not from an evaluation's."""
 
 
 @dataclass(frozen=True)

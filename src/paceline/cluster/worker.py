@@ -42,7 +42,7 @@ class Worker:
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)
         self.model = load_model(spec.source, config.model.dtype, device)
-        self.membership = Membership(spec.number, spec.workers, self.model, self.reporter)
+        self.membership = Membership(spec.number, spec.workers, self.model if spec.learns else None, self.reporter)
         self.learning = WorkerLearning(config, self.model, self.membership, self.reporter, spec.state)
         trained = spec.state / DRAFTER if spec.state and (spec.state / DRAFTER).is_dir() else None
         drafter = make_drafter(self.model, config, trained)
@@ -77,7 +77,7 @@ class Worker:
         if self.rollout.unfinished:
             done = self.rollout.step()
             engine = self.rollout.engine
-            self.drafter.after_round(done if self.rollout.is_adaptive else (), engine.unfinished, engine.waiting)
+            self.drafter.after_round(done if self.rollout.learned_from else (), engine.unfinished, engine.waiting)
             self.rollout.report(done)
         elif self.training:
             if not self.drafter.step():
@@ -97,7 +97,7 @@ class Worker:
         """A rollout begins. With `train`, a worker alone on its GPU trains the drafter in the tail."""
         self.training = False
         first = self.rollout.begin(step, mode)
-        self.drafter.begin_rollout(first, self.rollout.is_adaptive, train)
+        self.drafter.begin_rollout(first, self.rollout.learned_from, train)
 
     def assign(self, requests: Sequence[Request]) -> None:
         self.training = False

@@ -35,6 +35,8 @@ class WorkerRollout:
         self._engines: dict[str, RolloutEngine] = {}
         self.adaptive = self._engine("adaptive")
         self.engine = self.adaptive
+        self.learned_from = True
+        """Whether the present rollout is the one that drafters learn from."""
         self.log = self._new_log(step=0)
 
     def _engine(self, name: str) -> RolloutEngine:
@@ -51,11 +53,6 @@ class WorkerRollout:
         return RolloutLog(self.spec.number, step, self.engine, alone=self.spec.workers == 1)
 
     @property
-    def is_adaptive(self) -> bool:
-        """Whether the present rollout is the one that drafters learn from."""
-        return self.engine is self.adaptive
-
-    @property
     def unfinished(self) -> int:
         """Requests."""
         return self.engine.unfinished
@@ -64,6 +61,7 @@ class WorkerRollout:
         """A rollout begins -> whether it is the first one of its step."""
         first = step != self.log.step
         self.engine = self._engine(mode.engine)
+        self.learned_from = mode.learn and self.engine is self.adaptive
         self.engine.clear()
         self.log = self._new_log(step)
         return first
@@ -97,4 +95,5 @@ class WorkerRollout:
     def end(self, training: TrainingStats) -> RolloutOutcome:
         outcome = self.log.end(training)
         self.engine = self.adaptive
+        self.learned_from = True
         return outcome

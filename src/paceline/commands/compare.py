@@ -143,6 +143,7 @@ class Comparison(TrainLoop):
 def run_comparison(config: Config, console: Console) -> None:
     if config.speculation.mode == "plain":
         raise UserError("speculation.mode=plain leaves nothing to compare; drop that setting")
+    config = config.model_copy(update={"eval": config.eval.model_copy(update={"task": None})})  # it compares speed
     stopping = Stopping()
     with stopping.listening():
         run = Run.create(config)

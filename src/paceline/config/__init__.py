@@ -11,13 +11,22 @@ the machine suggests"; the run directory keeps the resolved values.
 """
 
 from paceline.config.describe import describe_settings, setting_names
-from paceline.config.generation import ModelConfig, RewardConfig, RolloutConfig, SpeculationConfig, TaskConfig
+from paceline.config.generation import (
+    EvalConfig,
+    ModelConfig,
+    RewardConfig,
+    RolloutConfig,
+    SpeculationConfig,
+    TaskConfig,
+)
 from paceline.config.loading import (
     RECIPES,
     build_config,
+    change_settings,
     config_from,
     describe_recipe,
     load_config,
+    read_overrides,
     read_settings,
     recipe_names,
 )
@@ -30,6 +39,7 @@ __all__ = [
     "Algorithm",
     "ClusterConfig",
     "Config",
+    "EvalConfig",
     "LearnConfig",
     "ModelConfig",
     "RewardConfig",
@@ -38,10 +48,12 @@ __all__ = [
     "SpotConfig",
     "TaskConfig",
     "build_config",
+    "change_settings",
     "config_from",
     "describe_recipe",
     "describe_settings",
     "load_config",
+    "read_overrides",
     "read_settings",
     "recipe_names",
     "setting_names",

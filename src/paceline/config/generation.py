@@ -1,4 +1,4 @@
-"""Settings of what generates and rewards completions: model, task, reward, rollout, speculation."""
+"""Settings of what generates and rewards completions: model, task, reward, rollout, speculation, evaluation."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from paceline.config.values import (
 )
 from paceline.draft.strategy import Strategy
 from paceline.errors import UserError
+
+MAX_EVAL_SAMPLES = 2**16
 
 
 class ModelConfig(Section):
@@ -171,3 +173,66 @@ class SpeculationConfig(Section):
         except UserError as err:
             raise ValueError(str(err)) from err
         return strategies
+
+
+class EvalConfig(Section):
+    task: Name | None = None
+    """Prompts that the policy is evaluated on, written as `task.name` is: a task, a file or a hub data set. `null`
+    evaluates nothing."""
+    task_settings: Options = Field(default_factory=dict)
+    """Settings of that task that differ from those under `task`, by their names there, for example {split: test} or
+    {difficulty: hard}."""
+    every: int = Field(10, ge=0, le=COUNT)
+    """Steps between evaluations, besides one before the first step and one after the last; 0 makes only those two."""
+    before_training: bool = True
+    """Evaluate before the first step too, as what later evaluations are compared with."""
+    prompts: int | None = Field(None, ge=1, le=REQUESTS)
+    """Evaluation prompts, of a data set in an order drawn from `eval.seed`; `null` takes all of a data set, and 256 of
+    a task that generates its own."""
+    samples: int = Field(1, ge=1, le=MAX_EVAL_SAMPLES)
+    """Sampled completions per evaluation prompt."""
+    greedy: bool = False
+    """Also write one greedy completion per evaluation prompt, which is reported by itself."""
+    temperature: float | None = Field(None, ge=0)
+    """Softmax temperature of evaluation; `null` is that of the rollout, 0 is greedy. top_k, top_p, min_p and stop
+    strings are those of the rollout."""
+    max_tokens: int | None = Field(None, ge=1, le=TOKENS)
+    """Most tokens of an evaluation's completion; `null` is `rollout.max_tokens`."""
+    k: list[Annotated[int, Field(ge=1, le=MAX_EVAL_SAMPLES)]] | None = None
+    """The k of pass@k and best@k, each at most `samples`; `null` is 1, 2, 4 and so on up to `samples`."""
+    pass_reward: float = 1.0
+    """A completion passes if its reward is at least this."""
+    functions: list[RewardFunctionConfig] = Field(default_factory=list)
+    """Reward functions of evaluation; empty means those of `reward.functions`, or else the evaluation task's own."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Draws the evaluation's prompts, where they are generated, and its noise. It does not depend on the run's `seed`
+    or on the step, so that checkpoints of all runs are compared on equal dice."""
+    best: Name | None = "mean"
+    """Which number makes a checkpoint the best one, which is kept: `mean` reward, `pass@K`, `best@K`, `greedy`, or the
+    name of a reward function; `null` keeps none."""
+
+    @field_validator("k")
+    @classmethod
+    def _in_order(cls, k: list[int] | None) -> list[int] | None:
+        if k is not None and not k:
+            raise ValueError("it should name at least one k, or be null")
+        return sorted(set(k)) if k else k
+
+    @model_validator(mode="after")
+    def _samples(self) -> EvalConfig:
+        if self.temperature == 0 and self.samples > 1:
+            raise ValueError(
+                f"temperature=0 is greedy, so all {self.samples} samples would be the same; set samples=1, "
+                "or greedy=true beside a temperature above 0"
+            )
+        if self.k and self.k[-1] > self.samples:
+            raise ValueError(f"k={self.k[-1]} needs at least as many samples, but samples={self.samples}")
+        return self
+
+    @property
+    def ks(self) -> list[int]:
+        """The k of pass@k, in order."""
+        if self.k:
+            return self.k
+        powers = [2**i for i in range(self.samples.bit_length())]
+        return sorted({*powers, self.samples})

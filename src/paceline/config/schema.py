@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from paceline.config.generation import ModelConfig, RewardConfig, RolloutConfig, SpeculationConfig, TaskConfig
+from paceline.config.generation import (
+    EvalConfig,
+    ModelConfig,
+    RewardConfig,
+    RolloutConfig,
+    SpeculationConfig,
+    TaskConfig,
+)
 from paceline.config.training import CheckpointConfig, ClusterConfig, LearnConfig, LogConfig, SpotConfig
 from paceline.config.values import COUNT, Name, Section
 
@@ -32,6 +39,8 @@ class Config(Section):
     """How many workers there are, what they run on, and what happens when one is lost."""
     learn: LearnConfig = LearnConfig()
     """The update: algorithm, optimizer and how the batch is cut."""
+    eval: EvalConfig = EvalConfig()
+    """Evaluation during a run and by `paceline eval`: always the same prompts with the same noise."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """How often the run is saved, and how much of that is kept."""
     log: LogConfig = LogConfig()

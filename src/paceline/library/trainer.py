@@ -22,6 +22,7 @@ RewardFunction = str | Callable[..., Any]
 Rewards = RewardFunction | Sequence[RewardFunction | tuple[RewardFunction, float]]
 Data = str | Path | Task | Iterable[Mapping[str, Any]]
 GIVEN = "data"  # what the settings of a run call rows that were given in Python
+EVAL_GIVEN = "eval"  # and those of its evaluation
 
 
 @dataclass(frozen=True)
@@ -59,18 +60,23 @@ class Trainer:
         settings: Mapping[str, Any] | None = None,
         recipe: str | None = None,
         progress: bool = False,
+        eval_data: Data | None = None,
     ):
         """`model` is a folder, a hub id, or `embedded`. `data` is rows with a prompt each (a list of dicts, a data set
         of the datasets library, anything that can be iterated over), the name of a task or file as in `task.name`, or
         an object with a name and `sample(index)`. `reward` is one function or several, each with a weight or without:
         `f(prompts, completions, **columns)` or `compute_score(data_source, solution_str, ground_truth, extra_info)`, or
         the name of one that is built in; None takes the task's own. `settings` are by their dotted names, on top of a
-        `recipe` if one is named. `progress` shows how it goes."""
+        `recipe` if one is named. `progress` shows how it goes. `eval_data` is what the policy is evaluated on, written
+        as `data` is; how often and with how many samples is under `eval` in the settings."""
         values: dict[str, Any] = {"model.path": str(model)}
         if isinstance(data, str | Path):
             values["task.name"] = str(data)
         else:
             values["task.name"] = getattr(data, "name", GIVEN) if hasattr(data, "sample") else GIVEN
+        if eval_data is not None:
+            name = getattr(eval_data, "name", EVAL_GIVEN) if hasattr(eval_data, "sample") else EVAL_GIVEN
+            values["eval.task"] = str(eval_data) if isinstance(eval_data, str | Path) else name
         named, here = _rewards(reward)
         if named:
             values["reward.functions"] = [{"function": name, "weight": weight} for name, weight in named]
@@ -80,6 +86,7 @@ class Trainer:
             values["run_dir"] = str(run_dir)
         self.config = config_from(values | dict(settings or {}), "Trainer(...)", recipe)
         self._task = _task(data, self.config, sent=not here)
+        self._eval_task = _task(eval_data, self.config, not here, EVAL_GIVEN) if eval_data is not None else None
         self._rewards = here
         self._resume: Path | None = None
         self._progress = progress
@@ -87,7 +94,13 @@ class Trainer:
 
     @classmethod
     def resume(
-        cls, run_dir: str | Path, data: Data | None = None, reward: Rewards | None = None, *, progress: bool = False
+        cls,
+        run_dir: str | Path,
+        data: Data | None = None,
+        reward: Rewards | None = None,
+        *,
+        progress: bool = False,
+        eval_data: Data | None = None,
     ) -> Trainer:
         """Go on with a run. What was given in Python when it began has to be given again."""
         trainer = cls.__new__(cls)
@@ -98,6 +111,9 @@ class Trainer:
         trainer._task = None
         if data is not None:
             trainer._task = _task(data, trainer.config, sent=not trainer._rewards)
+        trainer._eval_task = None
+        if eval_data is not None:
+            trainer._eval_task = _task(eval_data, trainer.config, not trainer._rewards, EVAL_GIVEN)
         trainer._stopping = Stopping()
         return trainer
 
@@ -105,7 +121,8 @@ class Trainer:
         """Run all steps that are left. Raises `paceline.errors.Stopped` if it was asked to stop before that."""
         view = LiveView(self.config, quiet=not self._progress)
         try:
-            run, rows = train(self.config, self._resume, view, self._task, self._rewards or None, self._stopping)
+            given = self._task, self._rewards or None, self._stopping, self._eval_task
+            run, rows = train(self.config, self._resume, view, *given)
         finally:
             self._stopping = Stopping()
         return Trained(run.folder, rows)
@@ -115,7 +132,7 @@ class Trainer:
         self._stopping.ask()
 
 
-def _task(data: Data, config: Config, sent: bool) -> Task | None:
+def _task(data: Data, config: Config, sent: bool, name: str = GIVEN) -> Task | None:
     """None for what the settings name. `sent`: rewards have names, so they may run in processes of their own."""
     if isinstance(data, str | Path):
         return None
@@ -126,7 +143,7 @@ def _task(data: Data, config: Config, sent: bool) -> Task | None:
     rows: Any = data if hasattr(data, "__getitem__") and hasattr(data, "__len__") else list(data)
     t = config.task
     sent = sent and config.reward.workers > 0
-    return DataSet(GIVEN, rows, Wording.of(t, t.style), t.shuffle, config.seed, sent)
+    return DataSet(name, rows, Wording.of(t, t.style), t.shuffle, config.seed, sent)
 
 
 def _rewards(given: Rewards | None) -> tuple[list[tuple[str, float]], list[Reward]]:

@@ -34,6 +34,12 @@ class MetricsLog:
         for sink in self._sinks:
             sink.write(step, metrics)
 
+    def extend(self, step: int, metrics: dict[str, float]) -> None:
+        """Add to the line of a step that was logged, or begin one. What it has already is not logged again."""
+        if extend_line(self.file, step, metrics):
+            for sink in self._sinks:
+                sink.write(step, metrics)
+
     def close(self) -> None:
         for sink in self._sinks:
             sink.close()
@@ -44,8 +50,8 @@ def append_line(file: Path, values: dict[str, Any]) -> None:
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The rows of `metrics.jsonl`, all values numbers, under the names of this version; NaN where a number was not
-    finite."""
+    """The rows of `metrics.jsonl` but for step 0, which is an evaluation and no step: all values numbers, under the
+    names of this version; NaN where a number was not finite."""
     rows = []
     for number, (_, row) in enumerate(read_rows(file), 1):
         for name, value in row.items():
@@ -53,7 +59,8 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
                 raise UserError(
                     f"'{reading.shorten(name)}' of row {number} of {file} is not a number; fix or remove that line"
                 )
-        rows.append({current_name(name): math.nan if value is None else value for name, value in row.items()})
+        if row["step"]:
+            rows.append({current_name(name): math.nan if value is None else value for name, value in row.items()})
     return rows
 
 
@@ -86,6 +93,27 @@ def read_rows(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
         if not isinstance(row, dict) or not _is_step(row.get("step")):
             raise UserError(f"{where} has no step; fix or remove that line")
         yield line, row
+
+
+def extend_line(file: Path, step: int, values: dict[str, Any]) -> bool:
+    """Add values to the line of a step, or append one -> whether it did not have them."""
+    rows = list(read_rows(file))
+    known = next((row for _, row in rows if row["step"] == step), None)
+    if known is None:
+        append_line(file, {"step": step} | values)
+        return True
+    if values.keys() <= known.keys():
+        return False
+    extended = json.dumps(without_nan(values), ensure_ascii=False, allow_nan=False)[1:-1]
+    # The other lines stay as they are, byte by byte.
+    lines = (_with(line, extended) if row["step"] == step else line for line, row in rows)
+    write_aside(file, (line.rstrip(b"\n") + b"\n" for line in lines))
+    return True
+
+
+def _with(line: bytes, more: str) -> bytes:
+    """A line, which is an object with entries, with more entries at its end."""
+    return line.rstrip()[:-1] + f", {more}}}".encode()
 
 
 def cut_lines(file: Path, last_step: int) -> None:

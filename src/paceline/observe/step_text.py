@@ -13,6 +13,7 @@ PART_COLOURS = {
     "update_actor": "magenta",
     "train_drafter": "blue",
     "merge_drafter": "blue",
+    "testing": "bright_yellow",
     "save_checkpoint": "green",
 }
 """The parts of a step, named as in the metrics: `timing_s/PART`."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from paceline.observe.timeline import (
     DECODE_PLAIN,
     DECODE_SPECULATIVE,
+    EVALUATE,
     IDLE,
     LOST,
     MERGE,
@@ -35,6 +36,7 @@ SPAN_COLOURS = {
     MERGE: "#a3c585",
     REWARD: "#c08a1e",
     UPDATE: "#8a63d2",
+    EVALUATE: "#6b7688",
     SAVE: "#b0524a",
     LOST: "currentColor",
 }

@@ -18,6 +18,7 @@ from paceline.files.writing import write_aside
 from paceline.observe.timeline import Span
 from paceline.report import figures, lanes
 from paceline.report.css import REPORT_CSS
+from paceline.report.evaluations import evaluation_section
 from paceline.report.lost_workers import WorkerLoss, describe_losses, find_losses
 from paceline.report.rundata import RunData, read_run
 from paceline.report.savings import Savings, measure_savings
@@ -163,6 +164,7 @@ def _charts(run: RunData, s: Savings) -> list[str]:
         "<h2>Learning</h2>",
         _figure("fig-reward", figures.reward_curve(run), "Mean reward of each step's answers."),
         _figure("fig-length", figures.length_curves(run), "Tokens per answer: mean, median, 99th percentile."),
+        evaluation_section(run),
         "<h2>Long answers</h2>",
         _figure("fig-histogram", figures.histogram(run), _tail_caption(run.lengths, s)),
         "<h2>Speculation</h2>",

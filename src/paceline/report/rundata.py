@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +13,11 @@ from typing_extensions import TypedDict
 
 from paceline.config import Config, build_config, read_settings
 from paceline.errors import UserError
+from paceline.evaluation.records import EvalRecord, read_records
 from paceline.files import reading
 from paceline.observe.metrics import read_lines, read_rows, speculating
 from paceline.observe.timeline import Span, read_timeline
+from paceline.run.best import read_best
 from paceline.setup.decisions import Decisions, flat, read_decisions
 
 MAX_DRAWN = 1e100  # a larger number counts as one that is not finite
@@ -44,6 +46,9 @@ class RunData:
     spans: list[Span]
     """Of the finished steps."""
     answers: list[dict[str, Any]]
+    evaluations: list[EvalRecord] = field(default_factory=list)
+    best_step: int | None = None
+    """Of the best checkpoint by evaluation."""
 
     @property
     def steps(self) -> int:
@@ -97,7 +102,18 @@ def read_run(folder: Path) -> RunData:
     last = metrics[-1]["step"] if metrics else 0
     spans = [span for span in read_timeline(folder / "timeline.json") if span.step <= last]
     answers = [row for row in _read_answers(folder / "answers.jsonl") if row["step"] <= last]
-    return RunData(folder, dict(flat(settings)), read_decisions(folder), metrics, spans, answers)
+    evaluations = [record for record in read_records(folder) if record.step <= last]
+    best = read_best(folder)
+    return RunData(
+        folder,
+        dict(flat(settings)),
+        read_decisions(folder),
+        metrics,
+        spans,
+        answers,
+        evaluations,
+        best.step if best else None,
+    )
 
 
 def _read_metrics(file: Path) -> list[dict[str, Any]]:

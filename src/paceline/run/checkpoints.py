@@ -7,7 +7,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,10 +83,15 @@ def by_step(folder: Path) -> list[Path]:
 
 
 def save(
-    folder: Path, write: Callable[[Path], dict[str, Any]], tokenizer: Tokenizer, progress: Progress, keep: int
+    folder: Path,
+    write: Callable[[Path], dict[str, Any]],
+    tokenizer: Tokenizer,
+    progress: Progress,
+    keep: int,
+    spared: Collection[str] = (),
 ) -> Path:
-    """Write a checkpoint aside, rename it into place and delete all but the newest `keep`. `write` puts weights and the
-    learner's state into a folder, and returns the tuner's."""
+    """Write a checkpoint aside, rename it into place and delete all but the newest `keep` and those that are `spared`,
+    by their names. `write` puts weights and the learner's state into a folder, and returns the tuner's."""
     target = folder / checkpoint_name(progress.step)
     aside = folder / f".partial-{os.getpid()}"
     old = folder / f".old-{target.name}"
@@ -103,7 +108,7 @@ def save(
     aside.rename(target)
     # Never anything that is not a checkpoint, whatever it is called.
     found = [path for path in by_step(folder) if _is_folder(path) and (path / STATE).is_file()]
-    for path in [old, *found[:-keep]]:
+    for path in [old, *(path for path in found[:-keep] if path.name not in spared)]:
         shutil.rmtree(path, ignore_errors=True)
     return target
 

@@ -7,6 +7,9 @@ moment leaves it usable: whole files are written aside and renamed, lines are ap
     RUN/samples.jsonl                some completions of each step
     RUN/answers.jsonl                length, reward and worker of every completion
     RUN/decisions.jsonl              orders to workers: assign, release, train or stop, and why
+    RUN/evaluations.jsonl            the reward of every answer of each evaluation
+    RUN/evaluation_samples.jsonl     some of those answers
+    RUN/best.json                    which checkpoint is the best one by evaluation
     RUN/timeline.json                what every worker did when, as a Chrome trace
     RUN/report.html                  all of it as a page
     RUN/tensorboard/
@@ -39,12 +42,17 @@ from paceline.files.writing import open_to_append, remove_unfinished, write_asid
 from paceline.model.tokenizer import Tokenizer
 from paceline.observe.metrics import append_line, cut_lines, read_lines, read_rows
 from paceline.run import checkpoints
-from paceline.run.checkpoints import Progress
+from paceline.run.best import read_best
+from paceline.run.checkpoints import Progress, checkpoint_name
 from paceline.setup.decisions import FILE as DECIDED
 from paceline.setup.decisions import compare, dump_decisions, read_decisions, reopen
 
-LOGS = ("metrics.jsonl", "samples.jsonl", "answers.jsonl", "decisions.jsonl")
+LOGS = (
+    "metrics.jsonl", "samples.jsonl", "answers.jsonl", "decisions.jsonl",
+    "evaluations.jsonl", "evaluation_samples.jsonl",
+)  # fmt: skip
 CONFIG = "config.yaml"
+ADDED = ("eval",)  # sections that runs of earlier versions do not have
 MADE_AT_START = (CONFIG, DECIDED, "timeline.json", "rewards.log", "workers.log", "errors.log", LOCK)
 
 
@@ -99,7 +107,7 @@ class Run:
             raise UserError(f"{reading.shorten(str(folder), 200)} is not a run directory: it has no config.yaml")
         file = reading.inside(folder, CONFIG)
         settings = read_settings(file)
-        if missing := [name for name in Config.model_fields if name not in settings]:
+        if missing := [name for name in Config.model_fields if name not in settings and name not in ADDED]:
             # Half a file would be a valid one, and the run would go on with other settings than its own.
             raise UserError(f"{file} is not whole: it has no '{missing[0]}'; bring back what the run was started with")
         config = build_config(settings, where=str(file))
@@ -163,7 +171,9 @@ class Run:
     def save(self, write: Callable[[Path], dict[str, Any]], tokenizer: Tokenizer, progress: Progress) -> Path:
         """Write a checkpoint. `write` puts weights and the learner's state into a folder, and returns the tuner's."""
         try:
-            return checkpoints.save(self.checkpoints, write, tokenizer, progress, self.config.checkpoint.keep)
+            best = read_best(self.folder)
+            spared = {checkpoint_name(best.step)} if best else set()
+            return checkpoints.save(self.checkpoints, write, tokenizer, progress, self.config.checkpoint.keep, spared)
         except (OSError, SafetensorError) as err:
             raise self._disk_error(err, "a checkpoint") from err
 
@@ -175,6 +185,7 @@ class Run:
         newest = self.newest_checkpoint()
         progress = checkpoints.read_progress(newest) if newest is not None else Progress()
         read_lines(self.folder / "metrics.jsonl")
+        read_best(self.folder)
         for name in LOGS:
             for _ in read_rows(self.folder / name):  # raises where a line is damaged
                 pass

@@ -11,7 +11,7 @@ import numpy as np
 from paceline.config import Config
 from paceline.core import Group
 from paceline.observe.rollout_spans import rollout_spans
-from paceline.observe.timeline import LOST, MERGE, REWARD, SAVE, TRAIN, UPDATE, Timeline
+from paceline.observe.timeline import EVALUATE, LOST, MERGE, REWARD, SAVE, TRAIN, UPDATE, Timeline
 from paceline.run.directory import Run
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from paceline.cluster.messages import RolloutOutcome
 
 # Parts of a step in which all workers do the same: one span of each worker.
-SPANS = {"reward": REWARD, "update_actor": UPDATE, "train_drafter": TRAIN, "merge_drafter": MERGE}
+SPANS = {
+    "reward": REWARD, "update_actor": UPDATE, "train_drafter": TRAIN, "merge_drafter": MERGE, "testing": EVALUATE,
+}  # fmt: skip
 MIN_SPAN = 1e-4  # seconds; a shorter one could not be seen
 
 

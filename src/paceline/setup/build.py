@@ -32,6 +32,12 @@ def make_sampling(config: Config, eos_ids: tuple[int, ...]) -> SamplingParams:
     )
 
 
+def longest_completion(config: Config) -> int:
+    """Tokens: of the rollout, or of evaluation."""
+    e = config.eval
+    return max(config.rollout.max_tokens, (e.max_tokens or 0) if e.task else 0)
+
+
 def engine_settings(config: Config, device: torch.device, sharing: int = 1) -> EngineSettings:
     """`sharing` is how many engines share the device."""
     r, s = config.rollout, config.speculation
@@ -41,7 +47,7 @@ def engine_settings(config: Config, device: torch.device, sharing: int = 1) -> E
     longest = config.task.max_prompt_tokens
     return EngineSettings(
         max_batch=min(r.max_batch, r.prompts * r.samples),
-        max_length=longest + r.max_tokens if longest else None,
+        max_length=longest + longest_completion(config) if longest else None,
         page_size=r.page_size,
         kv_bytes=kv,
         prefill_tokens=r.prefill_tokens,

@@ -15,6 +15,7 @@ from paceline.draft.eagle.files import DRAFTER, find_drafter
 from paceline.draft.eagle.loss import rate_for_width
 from paceline.draft.registry import choose_strategies
 from paceline.errors import UserError
+from paceline.evaluation.prompts import decided_eval
 from paceline.model.config import DecoderConfig
 from paceline.model.decoder import as_dtype
 from paceline.rollout.pages import default_page_size
@@ -42,7 +43,8 @@ def decide(config: Config, shape: DecoderConfig, style: str, newest: Path | None
     if spot["when"] != "off" and config.spot.drafter_lr is None:
         warm = drafter != "new"
         spot["drafter_lr"] = rate_for_width(shape.hidden_size) * (WARM_RATE if warm else 1.0)
-    return _with(config, {"task": {"style": style}, "speculation": speculation, "spot": spot})
+    evaluation = decided_eval(config) if config.eval.task else {}
+    return _with(config, {"task": {"style": style}, "speculation": speculation, "spot": spot, "eval": evaluation})
 
 
 def decide_for_device(config: Config, device: torch.device) -> Config:

@@ -24,7 +24,7 @@ from paceline.model.checkpoint import find_model, read_config
 from paceline.model.decoder import Decoder, as_dtype
 from paceline.rollout.memory import graph_bytes, kv_capacity, plan_kv, prefill_bytes, sampling_bytes
 from paceline.rollout.pages import default_page_size
-from paceline.setup.build import engine_settings
+from paceline.setup.build import engine_settings, longest_completion
 from paceline.setup.device import choose_device
 from paceline.setup.machine import machine_memory
 from paceline.setup.memory_fit import DEFAULT_PROMPT_TOKENS, check_fit
@@ -119,8 +119,10 @@ def plan_memory(
     sizes = [p.numel() for p in policy.parameters()]
     weights = sum(sizes) * dtype.itemsize
     settings = engine_settings(config, memory.device)
-    longest = min(shape.max_positions, (config.task.max_prompt_tokens or DEFAULT_PROMPT_TOKENS) + rollout.max_tokens)
-    learned = min(max(learn.micro_tokens, longest), rollout.prompts * rollout.samples * longest)
+    prompt = config.task.max_prompt_tokens or DEFAULT_PROMPT_TOKENS
+    longest = min(shape.max_positions, prompt + longest_completion(config))
+    trained = min(shape.max_positions, prompt + rollout.max_tokens)
+    learned = min(max(learn.micro_tokens, trained), rollout.prompts * rollout.samples * trained)
     prefilled = min(rollout.prefill_tokens, rollout.prompts * longest)
     batch = settings.max_batch
     drafters = registry.plan_memory(MemoryRequest(policy, config.speculation, config.model.path, batch))

@@ -15,6 +15,9 @@ from paceline.cluster.devices import choose_workers
 from paceline.cluster.make import make_cluster
 from paceline.config import Config
 from paceline.errors import UserError
+from paceline.evaluation.evaluator import Evaluator
+from paceline.evaluation.prompts import make_eval_set, make_eval_task
+from paceline.evaluation.records import read_records
 from paceline.learn.algorithms import resolve
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
@@ -53,6 +56,7 @@ class StartedRun:
     metrics_log: MetricsLog
     has_drafter: bool
     """A neural one, which can be trained."""
+    evaluator: Evaluator | None
 
 
 def start_run(
@@ -63,16 +67,17 @@ def start_run(
     task: Task | None = None,
     rewards: Sequence[Reward] | None = None,
     engines: int = 1,
+    eval_task: Task | None = None,
 ) -> StartedRun:
     """Lock the run directory, restore the newest checkpoint and start everything; whatever fails, nothing is left
-    behind. `task` and `rewards` replace those of the settings; each worker will make `engines` engines."""
+    behind. `task`, `rewards` and `eval_task` replace those of the settings; each worker will make `engines` engines."""
     with ExitStack() as undo:
         undo.callback(run.unlock)
         if warning := run.lock():
             view.note(warning)
         try:
             with stopping.listening(view.note), stopping.at_once():
-                started = _start(config, run, view, stopping, task, rewards, engines, undo)
+                started = _start(config, run, view, stopping, task, rewards, engines, eval_task, undo)
         except Interrupted as stop:
             raise stopped(run, stopping, "stopped while the run was being loaded") from stop
         undo.pop_all()
@@ -87,6 +92,7 @@ def _start(
     task: Task | None,
     rewards: Sequence[Reward] | None,
     engines: int,
+    eval_task: Task | None,
     undo: ExitStack,
 ) -> StartedRun:
     newest = run.newest_checkpoint()
@@ -94,8 +100,16 @@ def _start(
     config, tokenizer, plan = _resolve(run.given(config, kept_settings(newest)), newest, view, engines)
     style: Any = config.task.style
     task = reworded(task, config.task, style) if task else make_task(config.task, config.seed, style)
+    if config.eval.task:
+        eval_task = eval_task or make_eval_task(config, style)
     pool = make_rewards(config, task, rewards, run.folder / "rewards.log")
     undo.callback(pool.close)
+    eval_pool = pool
+    if eval_task and needs_other_rewards(config, task, eval_task, rewards):
+        eval_pool = make_rewards(with_eval_rewards(config), eval_task, None, run.folder / "rewards.log")
+        undo.callback(eval_pool.close)
+    if eval_task:
+        read_records(run.folder)  # what is damaged is better found now
     progress = run.restore()
     sampling = make_sampling(config, tokenizer.eos_ids)
     cluster = make_cluster(config, run, view.note)
@@ -112,6 +126,11 @@ def _start(
     prompts = PromptStream(task, tokenizer, sampling, config, facts.max_length, view.say)
     prompts.group(0)  # a prompt that cannot work is better found now
     pool.ready()
+    evaluator = None
+    if eval_task:
+        eval_set = make_eval_set(eval_task, tokenizer, sampling, config, facts.max_length)
+        evaluator = Evaluator(config, eval_set, eval_pool, eval_pool is pool, cluster, tokenizer, stopping, view.note)
+        eval_pool.ready()
     log = config.log
     return StartedRun(
         config,
@@ -124,6 +143,7 @@ def _start(
         StepRecorder(run, config, cluster, progress.step),
         MetricsLog(run.folder, log.tensorboard, log.wandb, log.trackio, config.model_dump()),
         facts.has_drafter,
+        evaluator,
     )
 
 
@@ -144,6 +164,19 @@ def _resolve(
     if config.cluster.backend != "ray":
         config = decide_for_device(config, choose_device(config.model.device))
     return config, tokenizer, plan
+
+
+def with_eval_rewards(config: Config) -> Config:
+    """The config of an evaluation's rewards: those under `eval.functions`, or else those of the run."""
+    functions = config.eval.functions or config.reward.functions
+    return config.model_copy(update={"reward": config.reward.model_copy(update={"functions": functions})})
+
+
+def needs_other_rewards(config: Config, task: Task, eval_task: Task, given: Sequence[Reward] | None) -> bool:
+    """Whether an evaluation has other reward functions than the run."""
+    if config.eval.functions:
+        return config.eval.functions != config.reward.functions or bool(given)
+    return not given and not config.reward.functions and eval_task.reward != task.reward
 
 
 def make_rewards(config: Config, task: Task, given: Sequence[Reward] | None, log: Path) -> RewardPool:

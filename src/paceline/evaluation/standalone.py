@@ -1,0 +1,39 @@
+"""An evaluation outside of a run: workers that only decode, reward processes, and an evaluator over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from paceline.cluster.make import make_cluster
+from paceline.config import Config
+from paceline.evaluation.evaluator import Evaluator
+from paceline.evaluation.prompts import make_eval_set, make_eval_task
+from paceline.model.checkpoint import find_model, read_config
+from paceline.model.tokenizer import load_tokenizer
+from paceline.process.stopping import Stopping
+from paceline.run import Run
+from paceline.setup.build import make_sampling
+from paceline.setup.start import make_rewards, with_eval_rewards
+from paceline.tasks.tasks import choose_style
+
+
+@contextmanager
+def evaluating(config: Config, folder: Path, stopping: Stopping, note: Callable[[str], None]) -> Iterator[Evaluator]:
+    """An evaluator of the model that `config` names; `folder` is for logs and can be removed afterwards."""
+    with ExitStack() as undo:
+        tokenizer = load_tokenizer(config.model.path)
+        shape = read_config(find_model(config.model.path))
+        task = make_eval_task(config, choose_style(config.task.style, shape.hf, bool(tokenizer.hf.chat_template)))
+        pool = make_rewards(with_eval_rewards(config), task, None, folder / "rewards.log")
+        undo.callback(pool.close)
+        scratch = Run.create(config.model_copy(update={"run_dir": str(folder / "run")}))
+        undo.callback(scratch.unlock)
+        cluster = make_cluster(scratch.config, scratch, note, learns=False)
+        undo.callback(cluster.close)
+        facts = cluster.start()
+        sampling = make_sampling(config, tokenizer.eos_ids)
+        eval_set = make_eval_set(task, tokenizer, sampling, config, facts.max_length)
+        pool.ready()
+        yield Evaluator(config, eval_set, pool, True, cluster, tokenizer, stopping, note)
