@@ -37,6 +37,8 @@ class WorkerSpec:
     """Workers on the same device."""
     threads: int | None = None
     cores: tuple[int, ...] = ()
+    base: str = ""
+    """The model that training began with, which adapters belong to: a folder or a hub id."""
 
 
 @dataclass(frozen=True)

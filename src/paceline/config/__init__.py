@@ -22,7 +22,7 @@ from paceline.config.loading import (
     recipe_names,
 )
 from paceline.config.schema import Config
-from paceline.config.training import Aggregate, Algorithm, ClusterConfig, LearnConfig, SpotConfig
+from paceline.config.training import Aggregate, Algorithm, ClusterConfig, LearnConfig, LoraConfig, SpotConfig
 
 __all__ = [
     "RECIPES",
@@ -31,6 +31,7 @@ __all__ = [
     "ClusterConfig",
     "Config",
     "LearnConfig",
+    "LoraConfig",
     "ModelConfig",
     "RewardConfig",
     "RolloutConfig",

@@ -15,6 +15,7 @@ from paceline.cluster.make import make_cluster
 from paceline.config import Config
 from paceline.errors import UserError
 from paceline.learn.algorithms import resolve
+from paceline.lora.start import decide_lora
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.observe.live import LiveView
@@ -126,7 +127,7 @@ def _resolve(
     config: Config, newest: Path | None, view: LiveView, engines: int
 ) -> tuple[Config, Tokenizer, MemoryPlan | None]:
     """Decide what the settings leave open, as far as it does not take workers to know it."""
-    config = choose_workers(resolve(config))
+    config = decide_lora(choose_workers(resolve(config)), resumed=newest is not None)
     source = str(newest) if newest else config.model.path
     tokenizer = load_tokenizer(source)
     shape = read_config(find_model(source))
