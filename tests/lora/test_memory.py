@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from paceline.config import Config, build_config, load_config
+from paceline.config import RECIPES, Config, build_config, load_config
 from paceline.errors import UserError
 from paceline.learn.algorithms import resolve
 from paceline.learn.learner import Learner
@@ -38,16 +37,13 @@ def card(size: float) -> DeviceMemory:
 
 
 def recipe(**changes: object) -> Config:
-    """The one of docs/lora.md, for a model without a drafter."""
-    text = (Path(__file__).parents[2] / "docs" / "lora.md").read_text(encoding="utf-8")
-    match = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
-    assert match
-    values = yaml.safe_load(match[1])
+    """The one that ships, for a model without a drafter."""
+    values = yaml.safe_load((RECIPES / "lora-7b-24gb.yaml").read_text(encoding="utf-8"))
     values["model"]["path"] = "embedded"
     values["speculation"]["drafter"] = "none"
     values["cluster"] = {"workers": 1}
     values["learn"] |= changes
-    return resolve(build_config(values, "docs/lora.md"))
+    return resolve(build_config(values, "lora-7b-24gb"))
 
 
 def test_the_parts_are_what_they_take():

@@ -14,8 +14,11 @@ from paceline.model.decoder import Decoder
 
 
 def decide_lora(config: Config, resumed: bool) -> Config:
-    """The config with what an adapter to begin with says of rank, alpha and targets."""
+    """The config with what an adapter to begin with says of rank, alpha and targets; its folder by its whole path,
+    because workers may have another working directory."""
     lora = config.learn.lora
+    if lora.path and Path(lora.path).is_dir():
+        lora = lora.model_copy(update={"path": str(Path(lora.path).resolve())})
     if lora.path and not (resumed and lora.rank):
         found = read_lora_shape(find_adapter(lora.path))
         for name, given, there in (("rank", lora.rank, found.rank), ("alpha", lora.alpha, found.alpha)):
