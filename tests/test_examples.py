@@ -85,6 +85,15 @@ def test_own_model(example, tmp_path):
     assert (tmp_path / "run" / "checkpoints" / "step-000010" / "model.safetensors").is_file()
 
 
+def test_lora(example, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    out = example("lora.py", "--steps", 10, "--run", tmp_path / "run")
+    assert "stopped after step 5" in out and "adapter of rank 8" in out
+    rows = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert len(rows) == 10 and rows[-1]["critic/rewards/mean"] > rows[0]["critic/rewards/mean"] + 0.1, "it learns"
+    assert float(out.partition("differ from PEFT's by ")[2].split()[0]) < 1e-5
+
+
 def test_train_drafter(example, tmp_path):
     out = example("train_drafter.py", "--seconds", 0.1, "--prompts", 4, "--tokens", 32, "--out", tmp_path / "drafter")
     assert "accept length" in out and (tmp_path / "drafter" / "config.json").is_file()

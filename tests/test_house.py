@@ -29,8 +29,9 @@ MOST_LINES = {
 # Rooms and what each must not import: the arrows of the house point one way.
 FORBIDDEN = {
     "core": {"*"},
-    "kernels": {"model", "draft", "rollout", "spot", "learn", "cluster", "tasks", "observe", "report"},
-    "model": {"draft", "rollout", "spot", "learn", "cluster", "tasks", "observe", "report", "evaluation"},
+    "kernels": {"model", "lora", "draft", "rollout", "spot", "learn", "cluster", "tasks", "observe", "report"},
+    "model": {"lora", "draft", "rollout", "spot", "learn", "cluster", "tasks", "observe", "report", "evaluation"},
+    "lora": {"draft", "rollout", "spot", "learn", "cluster", "tasks", "observe", "report", "evaluation"},
     "draft": {"rollout", "spot", "learn", "cluster", "tasks", "observe", "report"},
     "rollout": {"spot", "learn", "cluster", "tasks", "report", "evaluation"},
     "spot": {"cluster", "tasks", "observe", "report"},

@@ -37,6 +37,10 @@ OPEN = {
     "log.trackio": "it is not used",
     "eval.task": "nothing is evaluated",
     "eval.prompts": "there is no limit, where there are rows",
+    "learn.lora.rank": "all weights are trained",
+    "learn.lora.alpha": "there are no adapters",
+    "learn.lora.path": "there is no adapter to begin with",
+    "learn.lora.base": "there are no adapters",
 }
 """What `null` means where it stays."""
 NO_EVALUATION = dict.fromkeys(("eval.temperature", "eval.max_tokens", "eval.k"), "nothing is evaluated")
@@ -64,6 +68,7 @@ CASES = {
     "one worker": (["cluster.workers=1"], NO_TRAINING),
     "an untrained drafter": (["cluster.workers=1", "speculation.drafter=new"], {}),
     "no drafter": (["cluster.workers=1", "speculation.drafter=none", "speculation.suffix=false"], NO_TRAINING),
+    "adapters": (["cluster.workers=1", "learn.lora.rank=2", "learn.lora.targets=[v_proj, q_proj]"], NO_TRAINING),
     "plain": (["cluster.workers=1", "speculation.mode=plain"], NO_TRAINING),
     "dapo": (["cluster.workers=1", "learn.algorithm=dapo", "learn.aggregate=null"], NO_TRAINING),
     "no importance weights": (

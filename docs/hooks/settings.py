@@ -42,6 +42,9 @@ def _rows(schema: dict, fields: dict[str, dict], prefix: str) -> list[str]:
     rows = []
     for name, field in fields.items():
         key = prefix + name
+        if "$ref" in field:  # a section within the section
+            rows += _rows(schema, _follow(schema, field)["properties"], f"{key}.")
+            continue
         default = f"`{_default(field)}`" if "default" in field else "must be given" if "[]" in key else _empty(field)
         text = " ".join(field["description"].split()).replace("|", "\\|")
         rows.append(f"| `{key}`{{: #{key.replace('[]', '')} }} | {default} | {text}<br>*{kind(field)}* |")
@@ -63,6 +66,8 @@ def kind(field: dict) -> str:
     """The type of a setting in words."""
     if "anyOf" in field:
         return " or ".join(kind(one) for one in field["anyOf"])
+    if "const" in field:
+        return f"`{field['const']}`"
     if "enum" in field:
         return "one of " + ", ".join(f"`{value}`" for value in field["enum"])
     if "prefixItems" in field:

@@ -185,6 +185,7 @@ def export(
     out: Annotated[Path, typer.Argument(help="The folder to write.")],
     form: Annotated[str, typer.Option("--format", help="vllm, sglang, speculators or paceline.")] = "vllm",
     policy: Annotated[bool, typer.Option("--policy", help="Export the policy instead of its drafter.")] = False,
+    adapter: Annotated[bool, typer.Option(help="Export the LoRA adapters alone, in PEFT's form.")] = False,
     model: Annotated[str | None, typer.Option(help="The policy of a drafter that does not lie beside it.")] = None,
     policy_name: Annotated[
         str | None, typer.Option(help="What engines will call the policy: a folder or a hub id.")
@@ -194,13 +195,15 @@ def export(
     prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure on.")] = 64,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Settings for measuring, as key=value.")] = None,
 ) -> None:
-    """Write a drafter as vLLM, SGLang or speculators load it, or a policy as a Hugging Face checkpoint."""
+    """Write a drafter as vLLM, SGLang or speculators load it, or a policy or its LoRA adapters as Hugging Face's
+    libraries do."""
     from paceline.integrations.export import export_command
 
     export_command(
         what,
         out,
         policy,
+        adapter,
         form=form,
         model=model,
         policy_name=policy_name,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.cluster.cluster import Cluster
 from paceline.cluster.messages import WorkerSpec
 from paceline.cluster.transport import load_transport
+from paceline.model.checkpoint import EMBEDDED
 
 if TYPE_CHECKING:
     from paceline.config import Config
@@ -34,11 +35,12 @@ def make_cluster(config: Config, run: Run, note: Callable[[str], None], learns: 
         state = state and state.resolve()  # actors have a working directory of their own
         model = Path(config.model.path)
         local = config.model.path != "embedded" and model.is_dir()
+        base = str(model.resolve() if local else model)
         return WorkerSpec(
             worker,
             generation,
             c.workers,
-            source=str(state or (model.resolve() if local else model)),
+            source=str(state) if state else base,
             state=state,
             device=devices[worker],
             run=folder.resolve(),
@@ -46,6 +48,7 @@ def make_cluster(config: Config, run: Run, note: Callable[[str], None], learns: 
             threads=threads,
             cores=core_sets[worker],
             learns=learns,
+            base=str(EMBEDDED) if base == "embedded" else base,
         )
 
     return Cluster(config, transport, make_spec, note, _collectives(config, devices[0]), run.write_error)

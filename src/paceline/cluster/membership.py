@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -14,15 +14,14 @@ from paceline.learn.shards import Holders, assign_holders, make_slots
 if TYPE_CHECKING:
     from paceline.cluster.reporter import Reporter
     from paceline.learn.optimizer import AdamW
-    from paceline.model.decoder import Decoder
 
 
 class Membership:
-    def __init__(self, number: int, workers: int, model: Decoder | None, reporter: Reporter):
-        """Without a `model` there is no optimizer whose state could be held."""
+    def __init__(self, number: int, workers: int, parameters: Mapping[str, Tensor], reporter: Reporter):
+        """`parameters` are what is learned, by name; without any there is no optimizer whose state could be held."""
         self.number = number
         self.reporter = reporter
-        sizes = {name: p.numel() for name, p in model.named_parameters()} if model else {}
+        sizes = {name: p.numel() for name, p in parameters.items()}
         self.slots = make_slots(sizes, workers)
         self.holders = assign_holders(workers, range(workers))
         self.peers = Peers(Rendezvous("", 0, 0, (number,), "", 0.0), number)
@@ -65,7 +64,7 @@ class Membership:
         for name in [name for name in optimizer.mean if name not in kept]:
             optimizer.drop(name)
 
-    def share_weights(self, weights: dict[str, Tensor]) -> None:
+    def share_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Have each parameter sent by the first holder of its slot, which has updated it."""
         for slot, holders in zip(self.slots, self.holders, strict=True):
             self.peers.broadcast([weights[name].data for name in slot], holders[0])

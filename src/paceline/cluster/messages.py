@@ -39,6 +39,8 @@ class WorkerSpec:
     cores: tuple[int, ...] = ()
     learns: bool = True
     """Whether it takes part in updates, for which it needs the optimizer's state."""
+    base: str = ""
+    """The model that training began with, which adapters belong to: a folder or a hub id."""
 
 
 @dataclass(frozen=True)

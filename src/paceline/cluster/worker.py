@@ -17,6 +17,8 @@ from paceline.cluster.worker_drafter import WorkerDrafter
 from paceline.cluster.worker_learning import WorkerLearning
 from paceline.cluster.worker_rollout import WorkerRollout
 from paceline.draft.eagle.files import DRAFTER
+from paceline.lora.files import ADAPTER, save_adapter
+from paceline.lora.start import begin_lora
 from paceline.model import load_model, save_model
 from paceline.rollout.differences import Difference, explain
 from paceline.setup.build import make_drafter
@@ -41,9 +43,12 @@ class Worker:
         device = torch.device(spec.device)
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)
-        self.model = load_model(spec.source, config.model.dtype, device)
-        self.membership = Membership(spec.number, spec.workers, self.model if spec.learns else None, self.reporter)
-        self.learning = WorkerLearning(config, self.model, self.membership, self.reporter, spec.state)
+        adapters = config.learn.lora.rank and spec.learns
+        self.model = load_model(spec.base if adapters else spec.source, config.model.dtype, device)
+        lora = begin_lora(self.model, config, spec.state) if adapters else None
+        learned = lora.parameters if lora else dict(self.model.named_parameters())
+        self.membership = Membership(spec.number, spec.workers, learned if spec.learns else {}, self.reporter)
+        self.learning = WorkerLearning(config, self.model, lora, self.membership, self.reporter, spec.state)
         trained = spec.state / DRAFTER if spec.state and (spec.state / DRAFTER).is_dir() else None
         drafter = make_drafter(self.model, config, trained)
         self.rollout = WorkerRollout(config, spec, self.model, drafter, self.reporter)
@@ -169,6 +174,7 @@ class Worker:
         if newcomers:
             veteran = next(w for w in rendezvous.workers if w not in newcomers)
             self.membership.peers.broadcast(self._weights(), veteran)
+            self.learning.learner.publish()
             self._take_counts(veteran)
         self.membership.take_slots(before, self.learning.learner.optimizer)
 
@@ -177,8 +183,11 @@ class Worker:
         self.membership.drop_slots(self.learning.learner.optimizer)
 
     def _weights(self) -> list[Tensor]:
-        models: list[torch.nn.Module | None] = [self.model, self.learning.learner.reference, self.drafter.model]
-        return [p.data for model in models if model is not None for p in model.parameters()]
+        learner = self.learning.learner
+        start = learner.lora.start.values() if learner.lora else ()
+        models: list[torch.nn.Module | None] = [learner.reference, self.drafter.model]
+        others = [p for model in models if model is not None for p in model.parameters()]
+        return [p.data for p in (*learner.parameters.values(), *start, *others)]
 
     def _take_counts(self, veteran: int) -> None:
         learner = self.learning.learner
@@ -195,6 +204,8 @@ class Worker:
         self.drafter.save(folder, policy)
         if policy:
             save_model(self.model, folder)
+            if self.learning.learner.lora:
+                save_adapter(self.learning.learner.lora, folder / ADAPTER, self.spec.base)
         self.learning.save(folder, policy)
         return self.rollout.adaptive.tuner.state()
 

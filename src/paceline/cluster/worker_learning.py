@@ -21,15 +21,24 @@ if TYPE_CHECKING:
     from paceline.cluster.reporter import Reporter
     from paceline.cluster.worker_drafter import WorkerDrafter
     from paceline.config import Config
+    from paceline.lora.adapters import Lora
     from paceline.model.decoder import Decoder
 
 
 class WorkerLearning:
-    def __init__(self, config: Config, model: Decoder, membership: Membership, reporter: Reporter, state: Path | None):
+    def __init__(
+        self,
+        config: Config,
+        model: Decoder,
+        lora: Lora | None,
+        membership: Membership,
+        reporter: Reporter,
+        state: Path | None,
+    ):
         """`state` is a checkpoint to begin with."""
         self.model = model
         self.membership = membership
-        self.learner = Learner(model, config, membership.held())
+        self.learner = Learner(model, config, membership.held(), lora)
         self.learner.on_batch = reporter.still_alive
         if state is not None:
             load_learner(self.learner, state)
@@ -86,7 +95,7 @@ class WorkerLearning:
         peers = self.membership.peers
         if not peers.alone:
             sums = self._sums.to_tensor(self.model.device)
-            peers.sum([sums, *(p.grad for p in self.model.parameters() if p.grad is not None)])
+            peers.sum([sums, *(p.grad for p in self.learner.parameters.values() if p.grad is not None)])
             self._sums = TokenSums.from_tensor(sums)
 
     def apply(self, update: int, number: int) -> dict[str, float]:
@@ -94,7 +103,8 @@ class WorkerLearning:
         assert self._batch is not None
         if self.learner.updates == number:
             self._metrics = self.learner.apply(self._batch, update, self._sums)
-        self.membership.share_weights(dict(self.model.named_parameters()))
+        self.membership.share_weights(self.learner.parameters)
+        self.learner.publish()
         return self._metrics
 
     def save(self, folder: Path, policy: bool) -> None:

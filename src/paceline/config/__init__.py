@@ -31,7 +31,7 @@ from paceline.config.loading import (
     recipe_names,
 )
 from paceline.config.schema import Config
-from paceline.config.training import Aggregate, Algorithm, ClusterConfig, LearnConfig, SpotConfig
+from paceline.config.training import Aggregate, Algorithm, ClusterConfig, LearnConfig, LoraConfig, SpotConfig
 
 __all__ = [
     "RECIPES",
@@ -41,6 +41,7 @@ __all__ = [
     "Config",
     "EvalConfig",
     "LearnConfig",
+    "LoraConfig",
     "ModelConfig",
     "RewardConfig",
     "RolloutConfig",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from paceline.config.values import COUNT, GIGABYTES, PROCESSES, REQUESTS, SECONDS, TOKENS, Name, Section
 
@@ -18,6 +18,11 @@ def _known_algorithm(name: str) -> str:
 Algorithm = Annotated[str, AfterValidator(_known_algorithm)]
 Aggregate = Literal["sequence_mean", "sequence_sum", "token_mean", "constant"]
 MomentDecay = Annotated[float, Field(ge=0, lt=1)]
+ALL_LINEAR: Literal["all-linear"] = "all-linear"
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+TARGETS: tuple[LoraTarget, ...] = get_args(LoraTarget)
+"""Linear maps of a layer that can have an adapter."""
+MAX_RANK = 4096
 
 
 class SpotConfig(Section):
@@ -72,6 +77,28 @@ class ClusterConfig(Section):
     """Port of the rendezvous between workers; 0 takes a free one."""
 
 
+class LoraConfig(Section):
+    rank: int | None = Field(None, ge=0, le=MAX_RANK)
+    """Rank of the adapters; 0 or `null` trains all weights (with `path`, `null` is the rank of the adapter there)."""
+    alpha: float | None = Field(None, gt=0)
+    """Adapters are scaled by alpha / rank; `null` is twice the rank, or what the adapter at `path` has."""
+    targets: Literal["all-linear"] | Annotated[list[LoraTarget], Field(min_length=1)] = ALL_LINEAR
+    """Linear maps that get an adapter: `all-linear`, or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj,
+    down_proj."""
+    path: Name | None = None
+    """Folder or hub id of a LoRA adapter in PEFT's form to begin with; `null` begins with fresh ones, which change
+    nothing at first."""
+    base: Literal["device", "host"] | None = None
+    """Where the weights without adapters are kept: in the device's memory or in the host's; `null` is the device where
+    that leaves room for the rollout."""
+
+    @model_validator(mode="after")
+    def _off(self) -> LoraConfig:
+        if self.path and self.rank == 0:
+            raise ValueError("path names an adapter to begin with, but rank = 0 trains without any; leave rank out")
+        return self
+
+
 class LearnConfig(Section):
     algorithm: Algorithm = "grpo"
     """Sets the defaults of the entries below that are `null`."""
@@ -111,7 +138,8 @@ class LearnConfig(Section):
     aggregate: Aggregate | None = None
     """How token losses are aggregated to one loss."""
     kl_coef: float = Field(0.0, ge=0)
-    """Coefficient of the KL divergence to a frozen copy of the first policy; 0 keeps no copy."""
+    """Coefficient of the KL divergence to the first policy, of which a frozen copy is kept; with `lora` none is
+    needed."""
     importance_sampling_cap: float | None = Field(2.0, gt=0)
     """Truncated importance sampling: cap on the ratio of the learner's to the engine's token probability, which weighs
     the loss of the token; `null` turns it off."""
@@ -126,6 +154,8 @@ class LearnConfig(Section):
     """That penalty at max_tokens."""
     max_bad_updates: int = Field(3, ge=1, le=COUNT)
     """Updates in a row with a loss or gradient that is not finite before the run stops."""
+    lora: LoraConfig = LoraConfig()
+    """Train low-rank adapters instead of all weights."""
 
 
 class CheckpointConfig(Section):

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from paceline.config import load_config
 from paceline.draft.eagle.checkpoint import read_eagle3
 from paceline.draft.eagle.files import WEIGHTS, load_drafter
-from paceline.errors import RunError, UserError
+from paceline.errors import UserError
 from paceline.files.reading import inside
 from paceline.integrations.export_card import Measured, describe_task, digest, drafter_card, policy_card
+from paceline.integrations.export_folder import whole_folder
 from paceline.integrations.export_formats import FORMATS, gather, make_files
 from paceline.integrations.export_source import Source, find_source
 from paceline.model.checkpoint import EMBEDDED, check_model, load_model, read_config
@@ -51,7 +48,7 @@ def export_drafter(
     name = policy_name or str(source.policy.resolve())
     drafter = gather(read_eagle3(source.drafter), source.policy, read_config(source.policy), name, depth)
     config, tensors = make_files(drafter, form)
-    with _whole(out) as aside:
+    with whole_folder(out) as aside:
         (aside / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         save_file({n: t.contiguous() for n, t in tensors.items()}, aside / WEIGHTS, metadata={"format": "pt"})
         measured = _measure(source, aside, measure, depth, settings or []) if measure else None
@@ -71,7 +68,7 @@ def export_policy(what: str, out: Path) -> dict[str, Any]:
     copied = [inside(source.policy, "config.json"), *weight_files(source.policy)]
     if read_index(source.policy) is not None:
         copied.append(inside(source.policy, INDEX))
-    with _whole(out) as aside:
+    with whole_folder(out) as aside:
         for file in copied:
             shutil.copyfile(file, aside / file.name)
         tokenizer.save(aside)
@@ -80,9 +77,16 @@ def export_policy(what: str, out: Path) -> dict[str, Any]:
     return {"out": str(out), "format": "policy", "policy_sha256": sha, "step": source.step}
 
 
-def export_command(what: str, out: Path, policy: bool, **options: Any) -> None:
+def export_command(what: str, out: Path, policy: bool, adapter: bool, **options: Any) -> None:
+    from paceline.integrations.export_adapter import export_adapter
+
+    if policy and adapter:
+        raise UserError("--policy exports the merged weights and --adapter the adapters alone; name one of them")
     console = Console(highlight=False)
-    result = export_policy(what, out) if policy else export_drafter(what, out, **options)
+    if adapter:
+        result = export_adapter(what, out, options["policy_name"])
+    else:
+        result = export_policy(what, out) if policy else export_drafter(what, out, **options)
     console.print(f"wrote {out}; its card is {out / 'README.md'}", soft_wrap=True, markup=False)
     print(json.dumps(result))
 
@@ -101,21 +105,3 @@ def _measure(source: Source, drafter: Path, prompts: int, depth: int, settings: 
     rows = [measure_acceptance(config, policy, tokenizer, brought, prompts, t, depth) for t in TEMPERATURES]
     generated = config.task.name == "countdown" or config.task.name.startswith("gym:")  # others are visited in full
     return Measured(describe_task(config), generated, prompts, depth, rows)
-
-
-@contextmanager
-def _whole(out: Path) -> Iterator[Path]:
-    """A folder that gets its name when it is complete."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists already; name another place to export to")
-    aside = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    try:
-        aside.mkdir(parents=True)
-        yield aside
-        if out.exists():
-            out.rmdir()
-        aside.rename(out)
-    except (OSError, SafetensorError) as err:
-        raise RunError(f"the export could not be written to {out}: {err}") from err
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)

@@ -14,6 +14,7 @@ from typing import Any
 from paceline.config import Config
 from paceline.integrations.export_formats import ExportedDrafter
 from paceline.integrations.export_source import Source
+from paceline.lora.shape import LoraShape
 from paceline.model.weights import weight_files
 from paceline.observe.metrics import read_lines
 from paceline.version import __version__
@@ -106,6 +107,26 @@ def policy_card(source: Source, name: str, sha: str) -> str:
                 "",
             ]
     return "\n".join([*lines, f"Weights: sha256 `{sha}` (all .safetensors files in order).", "", *_versions("")])
+
+
+def adapter_card(source: Source, shape: LoraShape, base: str, name: str) -> str:
+    trained = f" after {source.step} steps of the run `{source.run}`" if source.run else ""
+    return "\n".join(
+        [
+            _front(base, ["lora", "peft", "paceline"]),
+            f"# {name}",
+            "",
+            f"A LoRA adapter for `{base}`{trained}: rank {shape.rank}, alpha {shape.alpha:g},",
+            f"for {', '.join(shape.targets)}.",
+            "",
+            "```python",
+            "from peft import PeftModel",
+            f"model = PeftModel.from_pretrained(base, {json.dumps(name)})",
+            "```",
+            "",
+            *_versions(""),
+        ]
+    )
 
 
 def _front(base: str | None, tags: list[str]) -> str:

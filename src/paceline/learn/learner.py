@@ -29,19 +29,24 @@ from paceline.learn.packing import MicroBatch, pack, plan
 from paceline.learn.schedule import learning_rate
 from paceline.learn.token_sums import TokenSums
 from paceline.learn.update_batch import Score, UpdateBatch, has_kl_loss, make_update_batch
+from paceline.lora.adapters import Lora
 from paceline.model.decoder import Decoder
 
 T = TypeVar("T")
 
 
 class Learner:
-    def __init__(self, model: Decoder, config: Config, names: Iterable[str] | None = None):
-        """`names` are the parameters that this learner's optimizer holds; all, unless others share the work."""
+    def __init__(self, model: Decoder, config: Config, names: Iterable[str] | None = None, lora: Lora | None = None):
+        """`names` are the parameters that this learner's optimizer holds; all, unless others share the work. With
+        `lora` they are adapters of the model, and its own weights only show them."""
         self.model = model
         self.config = config
+        self.lora = lora
+        self.parameters = dict(model.named_parameters()) if lora is None else lora.parameters
+        """What is learned, by name."""
         c = config.learn
         self.optimizer = AdamW(
-            model.named_parameters(),
+            self.parameters.items(),
             betas=c.betas,
             eps=c.eps,
             weight_decay=c.weight_decay,
@@ -49,7 +54,8 @@ class Learner:
             master_weights=c.master_weights,
             names=names,
         )
-        self.reference = copy.deepcopy(model).requires_grad_(False) if c.kl_coef else None
+        # Adapters have the base to compare with; all weights need a copy.
+        self.reference = copy.deepcopy(model).requires_grad_(False) if c.kl_coef and lora is None else None
         self.on_hidden: OnHidden | None = None
         """Is given the hidden states of each trajectory, the first time it is learned from."""
         self.wants_hidden: Callable[[int], bool] = lambda index: True
@@ -65,16 +71,23 @@ class Learner:
         c = self.config.learn
         # Old log-probabilities are the present ones, unless more than one update is made of the same trajectories.
         several = c.epochs * c.minibatches > 1
-        for_reward = self.reference is not None and ALGORITHMS[c.algorithm].kl_in_reward
+        for_reward = c.kl_coef > 0 and ALGORITHMS[c.algorithm].kl_in_reward
         mine = [trajectories[i] for i in share]
         nothing: list[Tensor | None] = [None] * len(mine)
         old = self._logprobs(self.model, mine) if several or for_reward else nothing
-        reference = self._logprobs(self.reference, mine) if self.reference is not None else nothing
+        reference = self._reference_logprobs(mine) if c.kl_coef else nothing
         return [Score(*pair) for pair in zip(old, reference, strict=True)]
 
     def make_batch(self, trajectories: Trajectories, step: int, scores: list[Score]) -> UpdateBatch:
         """What the step is learned from; trajectories come group by group, `rollout.samples` each."""
         return make_update_batch(trajectories, step, scores, self.config)
+
+    def _reference_logprobs(self, trajectories: Trajectories) -> list[Tensor | None]:
+        if self.lora is None:
+            assert self.reference is not None, "there is a KL term"
+            return [*self._logprobs(self.reference, trajectories)]
+        with self.lora.reference() as reference:
+            return [*self._logprobs(reference, trajectories)]
 
     @torch.no_grad()
     def _logprobs(self, model: Decoder, trajectories: Trajectories) -> list[Tensor]:
@@ -98,7 +111,7 @@ class Learner:
         has_signal = any(batch.has_signal[i] for i in counted)
         sums = TokenSums()
         self.optimizer.zero_grad()
-        self.model.requires_grad_(True)
+        self._require_gradients(True)
         for micro in self._micro_batches(batch.trajectories, [i for i in share if i in counted], wide):
             wanted = on_hidden if any(map(self.wants_hidden, micro.indices)) else None
             with torch.set_grad_enabled(has_signal):
@@ -106,16 +119,20 @@ class Learner:
             if has_signal:
                 loss.backward()
             self.on_batch()
-        self.model.requires_grad_(False)
+        self._require_gradients(False)
         if on_hidden is not None:
             others = [i for i in share if i not in counted and self.wants_hidden(i)]
             for micro in self._micro_batches(batch.trajectories, others, wide):
                 hidden_states(self.model, micro, on_hidden=on_hidden)
                 self.on_batch()
-        for param in self.model.parameters():
+        for param in self.parameters.values():
             if param.grad is None:  # nothing in this share has a signal
                 param.grad = torch.zeros_like(param)
         return sums
+
+    def _require_gradients(self, whether: bool) -> None:
+        for param in self.parameters.values():
+            param.requires_grad_(whether)
 
     def _token_weights(self, batch: UpdateBatch, update: int) -> dict[int, Tensor]:
         """Weight of each token in the loss of an update, by trajectory."""
@@ -175,7 +192,7 @@ class Learner:
         c = self.config.learn
         tokens = sum(batch.num_tokens[i] for i in batch.counted(update))
         rate = learning_rate(self.updates, self.total_updates, c.lr, c.warmup_steps, c.lr_scheduler, c.min_lr_ratio)
-        grads = [p for p in self.model.parameters() if p.grad is not None]
+        grads = [p for p in self.parameters.values() if p.grad is not None]
         norm = float(torch.nn.utils.clip_grad_norm_(grads, c.max_grad_norm))
         loss = float(sums.values["loss"])
         skipped = not (math.isfinite(loss) and math.isfinite(norm))
@@ -199,12 +216,19 @@ class Learner:
             metrics["actor/kl_loss"] = sums.mean("kl", tokens)
         return metrics
 
+    def publish(self) -> None:
+        """All learners have the same parameters: have the model's weights be what was learned."""
+        if self.lora is not None:
+            self.lora.merge()
+
     def state(self, names: Collection[str] | None = None, reference: bool = True) -> dict[str, Tensor]:
         """What a checkpoint needs: of all that is held, or of the parameters called `names`."""
         tensors = {f"optimizer.{k}": v for k, v in self.optimizer.state(names).items()}
         if self.reference is not None and reference:
             # Parameters, unlike a state dict, name the one tensor of tied embeddings once.
             tensors |= {f"reference.{k}": p.detach() for k, p in self.reference.named_parameters()}
+        if self.lora is not None and reference:
+            tensors |= {f"reference.{k}": v for k, v in self.lora.start.items()}
         return tensors | {"updates": torch.tensor(self.updates)}
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -216,6 +240,8 @@ class Learner:
             with torch.no_grad():
                 for name, param in self.reference.named_parameters():
                     param.copy_(kept[name])
+        if self.lora is not None and self.lora.start:
+            self.lora.start = part("reference.")
 
 
 def _known(value: T | None) -> T:

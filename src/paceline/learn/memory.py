@@ -8,11 +8,44 @@ from paceline.config import LearnConfig
 from paceline.kernels.adam import ADAM_CHUNK
 from paceline.learn.logprobs import LOGITS_AT_ONCE
 from paceline.learn.shards import COPIES
+from paceline.lora.memory import adapter_dtype, adapter_sizes, base_bytes, merge_bytes
+from paceline.lora.shape import LoraShape
 from paceline.model.config import DecoderConfig
 from paceline.model.memory import layer_elements
 
 LOGIT_BYTES = 20  # per logit: itself, its float32, log-softmax, entropy, gradient
 STEP_TENSORS = 5  # float32 temporaries of a step of the plain AdamW: weight, both moments, gradient, update
+
+
+def learner_parts(
+    learn: LearnConfig, shape: DecoderConfig, sizes: list[int], dtype: torch.dtype, workers: int, cuda: bool
+) -> dict[str, int]:
+    """What is kept for learning besides the policy's weights, by what it is for; `sizes` are those of its tensors."""
+    weights = sum(sizes) * dtype.itemsize
+    lora = LoraShape.of(learn.lora)
+    if lora is None:
+        return {
+            "gradients": weights,
+            "optimizer": optimizer_bytes(learn, sum(sizes), dtype, workers),
+            "reference": weights if learn.kl_coef else 0,
+        }
+    wide = adapter_dtype(dtype)
+    count = sum(adapter_sizes(lora, shape))
+    return {
+        "base": base_bytes(lora, shape, dtype) if learn.lora.base == "device" or not cuda else 0,
+        "adapters": count * wide.itemsize,
+        "gradients": count * wide.itemsize,
+        "optimizer": optimizer_bytes(learn, count, wide, workers),
+        "reference": count * wide.itemsize if learn.lora.path and learn.kl_coef else 0,
+    }
+
+
+def update_bytes(learn: LearnConfig, shape: DecoderConfig, sizes: list[int], dtype: torch.dtype, cuda: bool) -> int:
+    """Temporaries of an optimizer step, and of merging adapters."""
+    lora = LoraShape.of(learn.lora)
+    if lora is None:
+        return optimizer_step_bytes(max(sizes), cuda)
+    return max(optimizer_step_bytes(max(adapter_sizes(lora, shape)), cuda), merge_bytes(lora, shape, dtype))
 
 
 def optimizer_bytes(learn: LearnConfig, parameters: int, dtype: torch.dtype, workers: int) -> int:

@@ -11,6 +11,7 @@ from paceline.config import config_from
 from paceline.core import Completion, Request, SamplingParams
 from paceline.errors import UserError
 from paceline.library.prompts import Prompt, encode
+from paceline.lora.start import merge_adapter
 from paceline.model import load_model
 from paceline.model.tokenizer import load_tokenizer
 from paceline.rollout.stats import EngineStats
@@ -43,17 +44,21 @@ class Engine:
         drafter: str | Path | Drafter | None = "auto",
         device: str = "auto",
         dtype: str = "auto",
+        adapter: str | Path | None = None,
         max_batch: int = 64,
         settings: dict[str, Any] | None = None,
     ):
         """`model` is a folder with a Hugging Face checkpoint, a hub id, or `embedded`. `drafter` is a `Drafter` of the
-        same model, the folder of one, `auto` for the one in the model's own folder, or None. `settings` are further
-        ones by their dotted names, for example {"speculation.mode": "plain", "rollout.kv_memory_gb": 8}."""
+        same model, the folder of one, `auto` for the one in the model's own folder, or None. `adapter` is a LoRA
+        adapter in PEFT's form, a folder or a hub id, which is merged into the model. `settings` are further ones by
+        their dotted names, for example {"speculation.mode": "plain", "rollout.kv_memory_gb": 8}."""
         from paceline.library.drafter import Drafter
 
         own = drafter if isinstance(drafter, Drafter) else None
         if own is not None and str(model) not in ("embedded", own.model):
             raise UserError(f"the drafter was made for {own.model}, not for {model}")
+        if own is not None and adapter is not None:
+            raise UserError("an adapter would change the model that the drafter already has; name the drafter's folder")
         path = own.model if own else str(model)
         values = {
             "model.path": path,
@@ -67,6 +72,8 @@ class Engine:
         self.config = config_from(values | (settings or {}), "Engine(...)")
         self.tokenizer = own.tokenizer if own else load_tokenizer(path, self.config.task.chat_template_kwargs)
         self.model = own.neural.policy if own else load_model(path, self.config.model.dtype, choose_device(device))
+        if adapter is not None:
+            merge_adapter(self.model, str(adapter))
         neural = own.neural if own else make_drafter(self.model, self.config)
         self._engine = make_engine(self.model, self.config, self.tokenizer.decode, neural)
 

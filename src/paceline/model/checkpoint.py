@@ -1,6 +1,6 @@
 """Checkpoints in Hugging Face form: read from a folder or a hub id, written so that `transformers` loads them.
 
-In the decoder q/k/v and gate/up are fused; in checkpoints they have their usual names. `layout` alone knows both.
+In the decoder q/k/v and gate/up are fused; in checkpoints they have their usual names. `fused_parts` knows both.
 """
 
 from __future__ import annotations
@@ -134,9 +134,6 @@ def _shards(model: Decoder, limit: int) -> list[dict[str, Tensor]]:
 
 def layout(model: Decoder) -> Iterator[tuple[str, Tensor]]:
     """(Hugging Face name, tensor) of all weights; of fused tensors, the view that the name stands for."""
-    c = model.config
-    qkv = (c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim)
-    mlp = (c.intermediate_size, c.intermediate_size)
     yield "model.embed_tokens.weight", model.embed.weight
     for i, layer in enumerate(model.layers):
         at = f"model.layers.{i}."
@@ -147,19 +144,26 @@ def layout(model: Decoder) -> Iterator[tuple[str, Tensor]]:
             if name in own:
                 yield f"{at}self_attn.{name}.weight", own[name]
         for suffix, kind in (("", "weight"), ("_bias", "bias")):
-            for fused, sizes, names in (
-                ("qkv", qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
-                ("o", None, ("self_attn.o_proj",)),
-                ("gate_up", mlp, ("mlp.gate_proj", "mlp.up_proj")),
-                ("down", None, ("mlp.down_proj",)),
-            ):
+            for fused, sizes in fused_parts(model.config).items():
                 tensor = own.get(fused + suffix)
                 if tensor is not None:
-                    parts = tensor.split(sizes) if sizes else (tensor,)
-                    yield from ((f"{at}{name}.{kind}", part) for name, part in zip(names, parts, strict=True))
+                    parts = tensor.split(list(sizes.values())) if len(sizes) > 1 else (tensor,)
+                    yield from ((f"{at}{name}.{kind}", part) for name, part in zip(sizes, parts, strict=True))
     yield "model.norm.weight", model.norm
-    if not c.tied:
+    if not model.config.tied:
         yield "lm_head.weight", model.head.weight
+
+
+def fused_parts(c: DecoderConfig) -> dict[str, dict[str, int]]:
+    """The matrices of a layer, and by their names in checkpoints the linear maps that each is made of, with how many
+    rows."""
+    query, key = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    return {
+        "qkv": {"self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": key},
+        "o": {"self_attn.o_proj": c.hidden_size},
+        "gate_up": {"mlp.gate_proj": c.intermediate_size, "mlp.up_proj": c.intermediate_size},
+        "down": {"mlp.down_proj": c.hidden_size},
+    }
 
 
 def _first_line(err: Exception) -> str:

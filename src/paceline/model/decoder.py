@@ -28,6 +28,8 @@ class Attention(Protocol):
         ...
 
 
+Matmul = Callable[[Tensor, Tensor], Tensor]
+"""Called with x [N, inputs] and a weight [inputs, outputs] -> [N, outputs]."""
 LayerRunner = Callable[..., Tensor]
 """Called with (layer, *inputs); lets a learner wrap each layer, for example to recompute it in the backward pass."""
 
@@ -69,6 +71,8 @@ class Layer(nn.Module):
         for name, shape in shapes.items():
             self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape)))
         self._views: tuple[int, dict[str, Tensor | None]] = (0, {})
+        self.adapted: dict[str, Matmul] = {}
+        """By the name of a matrix, what makes its products where gradients are asked for; adapters set it."""
 
     def _weights(self) -> dict[str, Any]:
         """The parameters by name, matrices transposed to [in, out] for torch.mm. Without gradients the views are cached
@@ -96,17 +100,33 @@ class Layer(nn.Module):
         normed = rms_norm(x, w["input_norm"], self.eps)
         if concat is not None:
             normed = torch.cat((concat, normed), -1)
-        qkv = _matmul(normed, w["qkv"], w["qkv_bias"]).view(n, -1, self.head_dim)
+        qkv = self._matmul(normed, w, "qkv").view(n, -1, self.head_dim)
         qk, v = qkv.split((rotated, qkv.shape[1] - rotated), 1)
         if w["q_norm"] is not None:
             q, k = qk.split(self.qk_heads, 1)
             qk = torch.cat((rms_norm(q, w["q_norm"], self.eps), rms_norm(k, w["k_norm"], self.eps)), 1)
         q, k = rotate(qk, cos, sin).split(self.qk_heads, 1)
-        x = _residual_matmul(x, attention(self.index, q, k, v), w["o"], w["o_bias"])
-        gate_up = _matmul(rms_norm(x, w["post_norm"], self.eps), w["gate_up"], w["gate_up_bias"])
+        x = self._residual_matmul(x, attention(self.index, q, k, v), w, "o")
+        gate_up = self._matmul(rms_norm(x, w["post_norm"], self.eps), w, "gate_up")
         if w["down_bias"] is None and fuses(x):
             return x.addmm_(gated(gate_up), w["down"])  # in place: x was made in this layer, and a copy is a kernel
-        return _residual_matmul(x, gated(gate_up), w["down"], w["down_bias"])
+        return self._residual_matmul(x, gated(gate_up), w, "down")
+
+    def _matmul(self, x: Tensor, w: dict[str, Any], name: str) -> Tensor:
+        """x times the weight called `name` (+ its bias)"""
+        weight, bias = w[name], w[name + "_bias"]
+        if name in self.adapted and torch.is_grad_enabled():
+            out = self.adapted[name](x, weight)
+            return out if bias is None else out + bias
+        return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+
+    def _residual_matmul(self, residual: Tensor, x: Tensor, w: dict[str, Any], name: str) -> Tensor:
+        """residual + x times the weight called `name` (+ its bias)"""
+        weight, bias = w[name], w[name + "_bias"]
+        residual = residual if bias is None else residual + bias
+        if name in self.adapted and torch.is_grad_enabled():
+            return residual + self.adapted[name](x, weight)
+        return torch.addmm(residual, x, weight)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -133,15 +153,6 @@ def gated(gate_up: Tensor) -> Tensor:
         return fused(gate_up)
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
-
-
-def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
-
-
-def _residual_matmul(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """residual + x weight (+ bias)"""
-    return torch.addmm(residual if bias is None else residual + bias, x, weight)
 
 
 class Decoder(nn.Module):

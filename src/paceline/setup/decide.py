@@ -21,12 +21,15 @@ from paceline.model.decoder import as_dtype
 from paceline.rollout.pages import default_page_size
 from paceline.spot.when import WARM_RATE, when_to_train
 
+LORA_SHAPE = ("learn.lora.rank", "learn.lora.alpha", "learn.lora.targets")
+"""What the adapters of a run are, once it has begun."""
+
 
 def kept_settings(newest: Path | None) -> list[str]:
     """Settings that a resumed run keeps as they were decided at first: another precision or another wording of prompts
     would change what is learned, how many workers there are is for the user to change, and a drafter that the run has
     trained is its own. Everything else is decided again: it follows from these and from the machine."""
-    always = ["model.device", "model.dtype", "task.style", "cluster.workers"]
+    always = ["model.device", "model.dtype", "task.style", "cluster.workers", *LORA_SHAPE]
     return [*always, "speculation.drafter"] if _has_own_drafter(newest) else always
 
 

@@ -19,7 +19,9 @@ from paceline.draft import registry
 from paceline.draft.base import MemoryRequest
 from paceline.errors import UserError
 from paceline.learn.algorithms import resolve
-from paceline.learn.memory import learner_pass_bytes, optimizer_bytes, optimizer_step_bytes
+from paceline.learn.memory import learner_parts, learner_pass_bytes, update_bytes
+from paceline.lora.memory import base_on_host, choose_base, with_base
+from paceline.lora.start import decide_lora
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.decoder import Decoder, as_dtype
 from paceline.rollout.memory import graph_bytes, kv_capacity, plan_kv, prefill_bytes, sampling_bytes
@@ -27,7 +29,7 @@ from paceline.rollout.pages import default_page_size
 from paceline.setup.build import engine_settings, longest_completion
 from paceline.setup.device import choose_device
 from paceline.setup.machine import machine_memory
-from paceline.setup.memory_fit import DEFAULT_PROMPT_TOKENS, check_fit
+from paceline.setup.memory_fit import DEFAULT_PROMPT_TOKENS, check_base, check_fit
 from paceline.spot.memory import drafter_training_bytes
 from paceline.spot.when import when_to_train
 
@@ -40,9 +42,11 @@ CPU_RESERVE = 5 * 10**8  # the same of each worker
 GPU_FRAGMENTS = 0.03  # of a GPU, that no allocation fits into
 SETTINGS_OF = {
     "weights": "model.path, model.dtype",
-    "gradients": "as the weights",
+    "gradients": "as what is trained: the weights, or the adapters",
     "optimizer": "learn.optimizer_dtype, learn.master_weights",
     "reference": "learn.kl_coef",
+    "base": "learn.lora.base",
+    "adapters": "learn.lora.rank, learn.lora.targets",
     "passes": "learn.micro_tokens, learn.activation_checkpointing, rollout.prefill_tokens",
     "graphs": "speculation.graph_memory_gb, rollout.max_batch",
     "drafter": "speculation.drafter",
@@ -83,6 +87,8 @@ class MemoryPlan:
     """Tokens that the pages of one engine hold."""
     kv_bytes: int
     """Of one engine."""
+    lora_base: str | None = None
+    """Where the base of adapters is kept."""
 
     @property
     def total(self) -> int:
@@ -117,7 +123,6 @@ def plan_memory(
     with torch.device("meta"):
         policy = Decoder(shape).to(dtype)
     sizes = [p.numel() for p in policy.parameters()]
-    weights = sum(sizes) * dtype.itemsize
     settings = engine_settings(config, memory.device)
     prompt = config.task.max_prompt_tokens or DEFAULT_PROMPT_TOKENS
     longest = min(shape.max_positions, prompt + longest_completion(config))
@@ -132,13 +137,11 @@ def plan_memory(
     graphs = cuda and rollout.cuda_graphs
 
     parts = {
-        "weights": weights,
-        "gradients": weights,
-        "optimizer": optimizer_bytes(learn, sum(sizes), dtype, workers),
-        "reference": weights if learn.kl_coef else 0,
+        "weights": sum(sizes) * dtype.itemsize,
+        **learner_parts(learn, shape, sizes, dtype, workers, cuda),
         "passes": max(
             learner_pass_bytes(learn, shape, learned, dtype),
-            optimizer_step_bytes(max(sizes), cuda),
+            update_bytes(learn, shape, sizes, dtype, cuda),
             prefill_bytes(shape, prefilled, dtype),
         ),
         "graphs": engines * (graph_bytes(rows, shape, settings.graph_bytes) if graphs else sampling_bytes(rows, shape)),
@@ -157,11 +160,13 @@ def plan_memory(
     page_size = settings.page_size or default_page_size(memory.device, batch)
     kv = plan_kv(shape, dtype, settings, page_size, longest, capacity)
     parts["KV pages"] = kv.bytes * engines * memory.sharing
-    return MemoryPlan(memory, parts, kv.least * engines * memory.sharing, kv.tokens, kv.bytes)
+    return MemoryPlan(memory, parts, kv.least * engines * memory.sharing, kv.tokens, kv.bytes, learn.lora.base)
 
 
 def filled(config: Config, plan: MemoryPlan) -> Config:
-    """The config with the memory for KV pages that was planned, where it leaves that open."""
+    """The config with what was planned where it leaves that open: memory for KV pages, where the base of LoRA is."""
+    if plan.lora_base:
+        config = with_base(config, plan.lora_base)
     if config.rollout.kv_memory_gb:
         return config
     kilobytes = plan.kv_bytes // 1000 + 1  # rounded up: a fraction less would be a page less
@@ -177,9 +182,11 @@ def plan_run(config: Config, shape: DecoderConfig, engines: int = 1) -> MemoryPl
         return None
     check_kv(config, memory, engines)
     again = lambda c: plan_memory(c, shape, memory, max(1, config.cluster.workers), engines)  # noqa: E731
+    config = choose_base(config, memory.cuda, again)
     plan = again(config)
     check_fit(plan, config, again)
     check_buffers(config)
+    check_base(config, base_on_host(config, shape, as_dtype(config.model.dtype, memory.device)), machine_memory())
     return plan
 
 
@@ -218,7 +225,7 @@ def engines_to_compare(config: Config) -> int:
 
 def show_plan(config: Config, compare: bool = False) -> Table:
     """The plan of a run as a table; what does not fit is an error."""
-    config = choose_workers(resolve(config))
+    config = decide_lora(choose_workers(resolve(config)), resumed=False)
     engines = engines_to_compare(config) if compare else 1
     plan = plan_run(config, read_config(find_model(config.model.path)), engines)
     if plan is None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from paceline.config import Config
+from paceline.config import Config, LoraConfig
 from paceline.errors import UserError
+from paceline.lora.memory import with_base
 
 if TYPE_CHECKING:
     from paceline.setup.memory import MemoryPlan
 
 DEFAULT_PROMPT_TOKENS = 1024  # that a prompt is taken to have where task.max_prompt_tokens does not limit it
+ADAPTERS = LoraConfig(rank=32)
 SMALL_BATCH = 32  # of rollout.max_batch, where memory is short
 MIN_SAVING = 0.02  # of the whole; a change that saves less is not proposed
 Change = Callable[[Config], Config | None]
@@ -34,6 +36,17 @@ def check_fit(plan: MemoryPlan, config: Config, again: Callable[[Config], Memory
             config = changed
             now = other
     raise UserError(_sentence(plan, now, " and ".join(helps)))
+
+
+def check_base(config: Config, size: int, memory: int) -> None:
+    """Refuse a base of adapters that would not fit into the host's memory, of which each worker keeps `size` bytes."""
+    from paceline.setup.memory import gb
+
+    if size * max(1, config.cluster.workers) > memory:
+        raise UserError(
+            f"learn.lora.base = host keeps {gb(size)} GB for every worker in the memory of this machine, which has "
+            f"{gb(memory)} GB; set learn.lora.base=device"
+        )
 
 
 def _sentence(plan: MemoryPlan, changed: MemoryPlan, helps: str) -> str:
@@ -68,6 +81,16 @@ def _small_batch(config: Config) -> Config | None:
     return None if fits else _set("rollout", max_batch=SMALL_BATCH)(config)
 
 
+def _base_on_host(config: Config) -> Config | None:
+    return with_base(config, "host") if config.learn.lora.base == "device" else None
+
+
+def _train_adapters(config: Config) -> Config | None:
+    lora = config.learn.lora
+    adapted = config.model_copy(update={"learn": config.learn.model_copy(update={"lora": ADAPTERS})})
+    return None if lora.rank else adapted
+
+
 CHANGES: list[tuple[str, Change]] = [
     ("a lower rollout.kv_memory_gb", _set("rollout", kv_memory_gb=None)),
     ("learn.activation_checkpointing=true", _set("learn", activation_checkpointing=True)),
@@ -75,5 +98,7 @@ CHANGES: list[tuple[str, Change]] = [
     ("learn.optimizer_dtype=bfloat16", _set("learn", optimizer_dtype="bfloat16")),
     (f"rollout.max_batch={SMALL_BATCH}", _small_batch),
     ("learn.kl_coef=0", _set("learn", kl_coef=0.0)),
+    ("learn.lora.base=host", _base_on_host),
+    (f"learn.lora.rank={ADAPTERS.rank}", _train_adapters),
 ]
-"""What makes a run smaller, the cheapest first."""
+"""What makes a run smaller, the cheapest first; adapters last, because they learn something else."""

@@ -19,6 +19,7 @@ from paceline.evaluation.evaluator import Evaluator
 from paceline.evaluation.prompts import make_eval_set, make_eval_task
 from paceline.evaluation.records import read_records
 from paceline.learn.algorithms import resolve
+from paceline.lora.start import decide_lora
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.observe.live import LiveView
@@ -151,7 +152,7 @@ def _resolve(
     config: Config, newest: Path | None, view: LiveView, engines: int
 ) -> tuple[Config, Tokenizer, MemoryPlan | None]:
     """Decide what the settings leave open, as far as it does not take workers to know it."""
-    config = choose_workers(resolve(config))
+    config = decide_lora(choose_workers(resolve(config)), resumed=newest is not None)
     source = str(newest) if newest else config.model.path
     tokenizer = load_tokenizer(source, config.task.chat_template_kwargs)
     shape = read_config(find_model(source))
