@@ -66,20 +66,23 @@ def train(
     from paceline.observe.summary import summary
 
     recipe, overrides = split_words(words)
-    if resume and (recipe or overrides):
-        raise UserError("--resume continues a run as it was started, so it takes no recipe and no settings")
+    if resume and recipe:
+        raise UserError(f"--resume takes settings to change, as key=value, and no recipe: leave out {recipe}")
     console = Console(highlight=False)
+    run_before = None
     if resume:
+        from paceline.config import COMMAND_LINE, read_overrides
         from paceline.run import Run
 
-        config = Run.open(resume).config
+        run_before = Run.open(resume, read_overrides(overrides), COMMAND_LINE)
+        config = run_before.config
     else:
         config = load_config(recipe, overrides)
         console.print(describe_recipe(recipe, overrides), soft_wrap=True, markup=False)
     from paceline.loop import train as run_training  # loads torch and transformers, after the settings are checked
 
     view = LiveView(config, console)
-    run, rows = run_training(config, resume, view)
+    run, rows = run_training(config, run_before, view)
     from paceline.report.page import write_report
 
     page = None

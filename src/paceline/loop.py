@@ -242,17 +242,17 @@ class TrainLoop:
 
 def train(
     config: Config,
-    resume: Path | None = None,
+    resume: Path | Run | None = None,
     view: LiveView | None = None,
     task: Task | None = None,
     rewards: Sequence[Reward] | None = None,
     stopping: Stopping | None = None,
 ) -> tuple[Run, list[dict[str, Any]]]:
-    """The main job: a new run from `config`, or the rest of the run at `resume`. It can be asked to end by signals, and
-    where they do not reach it, off the main thread, through `stopping`."""
+    """The main job: a new run from `config`, or the rest of the one that was opened as `resume`. It can be asked to end
+    by signals, and where they do not reach it, off the main thread, through `stopping`."""
     stopping = stopping or Stopping()
     with stopping.listening():
-        run = Run.open(resume) if resume else Run.create(config)
+        run = Run.open(resume) if isinstance(resume, Path) else resume or Run.create(config)
         try:
             loop = TrainLoop(run.config, run, view, task, rewards, stopping)
         except UserError:

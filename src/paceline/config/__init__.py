@@ -13,11 +13,15 @@ the machine suggests"; the run directory keeps the resolved values.
 from paceline.config.describe import describe_settings, setting_names
 from paceline.config.generation import ModelConfig, RewardConfig, RolloutConfig, SpeculationConfig, TaskConfig
 from paceline.config.loading import (
+    COMMAND_LINE,
     RECIPES,
     build_config,
+    change_settings,
     config_from,
     describe_recipe,
+    flat,
     load_config,
+    read_overrides,
     read_settings,
     recipe_names,
 )
@@ -25,6 +29,7 @@ from paceline.config.schema import Config
 from paceline.config.training import Aggregate, Algorithm, ClusterConfig, LearnConfig, SpotConfig
 
 __all__ = [
+    "COMMAND_LINE",
     "RECIPES",
     "Aggregate",
     "Algorithm",
@@ -38,10 +43,13 @@ __all__ = [
     "SpotConfig",
     "TaskConfig",
     "build_config",
+    "change_settings",
     "config_from",
     "describe_recipe",
     "describe_settings",
+    "flat",
     "load_config",
+    "read_overrides",
     "read_settings",
     "recipe_names",
     "setting_names",

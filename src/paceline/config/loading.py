@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from paceline.config.schema import Config
 from paceline.errors import UserError
 from paceline.files import reading
 
+COMMAND_LINE = "the command line"
 RECIPES = Path(__file__).parents[1] / "recipes"
 DEFAULT_RECIPE = "default"
 EMBEDDED_NAME = "embedded"
@@ -31,17 +32,35 @@ def load_config(recipe: str | None = None, overrides: list[str] | None = None) -
     name = choose_recipe(recipe, overrides)
     path = _find_recipe(name) if name else None
     values = read_settings(path) if path else {}
-    overridden: set[str] = set()
-    for text in overrides or []:
+    given = read_overrides(overrides or [])
+    overridden = {_put(values, key, value, COMMAND_LINE) for key, value in given}
+    return build_config(values, where=str(path or "the settings"), overridden=overridden)
+
+
+def read_overrides(overrides: Sequence[str]) -> list[tuple[str, Any]]:
+    """`key.sub=value` from the command line: keys as they were typed, and values as YAML reads them."""
+    pairs = []
+    for text in overrides:
         key, eq, raw = text.partition("=")
         if not eq or not key:
             shown = reading.shorten(text)
             raise UserError(f"'{shown}' is not an override: write it as key.sub=value, for example rollout.samples=4")
-        where = f"the value of '{reading.shorten(key)}' on the command line"
+        where = f"the value of '{reading.shorten(key)}' on {COMMAND_LINE}"
         value = reading.parse_yaml(raw, where)
         _check_keys(value, where)
-        overridden.add(_put(values, key, value, "the command line"))
-    return build_config(values, where=str(path or "the settings"), overridden=overridden)
+        pairs.append((key, value))
+    return pairs
+
+
+def change_settings(config: Config, settings: Iterable[tuple[str, Any]], where: str) -> tuple[Config, set[str]]:
+    """A config with some settings changed one by one -> it, and their present names."""
+    values = config.model_dump(mode="json")
+    changed = set()
+    for key, value in settings:
+        if isinstance(value, dict) and key in Config.model_fields:
+            raise UserError(f"'{key}' in {where} is a section; change its settings one by one, as {key}.NAME=value")
+        changed.add(_put(values, key, value, where))
+    return build_config(values, where, changed if where == COMMAND_LINE else None), changed
 
 
 def choose_recipe(recipe: str | None = None, overrides: list[str] | None = None) -> str | None:
@@ -143,3 +162,12 @@ def _put(values: dict[str, Any], key: str, value: Any, where: str) -> str:
             raise UserError(f"'{shown}' cannot be set: '{reading.shorten(part)}' is a value, not a section")
     values[last] = rename(value, where, key)
     return key
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by dotted key."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -80,18 +80,26 @@ class Trainer:
         self.config = config_from(values | dict(settings or {}), "Trainer(...)", recipe)
         self._task = _task(data, self.config, sent=not here)
         self._rewards = here
-        self._resume: Path | None = None
+        self._resume: Run | Path | None = None
         self._progress = progress
         self._stopping = Stopping()
 
     @classmethod
     def resume(
-        cls, run_dir: str | Path, data: Data | None = None, reward: Rewards | None = None, *, progress: bool = False
+        cls,
+        run_dir: str | Path,
+        data: Data | None = None,
+        reward: Rewards | None = None,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        progress: bool = False,
     ) -> Trainer:
-        """Go on with a run. What was given in Python when it began has to be given again."""
+        """Go on with a run. What was given in Python when it began has to be given again. `settings` change, as far as
+        they may in a run that has begun, from its next step on."""
         trainer = cls.__new__(cls)
-        trainer.config = Run.open(Path(run_dir)).config
-        trainer._resume = Path(run_dir)
+        run = Run.open(Path(run_dir), list((settings or {}).items()), "Trainer.resume(...)")
+        trainer.config = run.config
+        trainer._resume = run
         trainer._progress = progress
         trainer._rewards = _rewards(reward)[1]
         trainer._task = None
@@ -107,6 +115,8 @@ class Trainer:
             run, rows = train(self.config, self._resume, view, self._task, self._rewards or None, self._stopping)
         finally:
             self._stopping = Stopping()
+            if self._resume is not None:
+                self._resume = Path(self.config.run_dir or "")
         return Trained(run.folder, rows)
 
     def stop(self) -> None:

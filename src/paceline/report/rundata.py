@@ -11,12 +11,12 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from paceline.config import Config, build_config, read_settings
+from paceline.config import Config, build_config, flat, read_settings
 from paceline.errors import UserError
 from paceline.files import reading
 from paceline.observe.metrics import read_lines, read_rows, speculating
 from paceline.observe.timeline import Span, read_timeline
-from paceline.setup.decisions import Decisions, flat, read_decisions
+from paceline.setup.decisions import Decisions, read_decisions
 
 MAX_DRAWN = 1e100  # a larger number counts as one that is not finite
 

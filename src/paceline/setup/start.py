@@ -26,6 +26,7 @@ from paceline.setup.build import make_sampling
 from paceline.setup.decide import decide, decide_for_device, kept_settings
 from paceline.setup.device import choose_device
 from paceline.setup.memory import MemoryPlan, filled, plan_run
+from paceline.setup.resume import Resumption
 from paceline.spot.versions import Versions
 from paceline.tasks import Task, make_task
 from paceline.tasks.prompts import PromptStream
@@ -86,13 +87,16 @@ def _start(
     engines: int,
     undo: ExitStack,
 ) -> StartedRun:
-    newest = run.newest_checkpoint()
+    resumption = Resumption.of(run, config)
+    newest = resumption.newest
     given = run.given(config)
-    config, tokenizer, plan = _resolve(run.given(config, kept_settings(newest)), newest, view, engines)
+    config = resumption.without_model(run.given(config, kept_settings(newest)))
+    config, tokenizer, plan = _resolve(config, newest, view, engines)
     task = task or make_task(config.task, config.seed, config.task.style)  # type: ignore[arg-type]
-    pool = make_rewards(config, task, rewards, run.folder / "rewards.log")
+    pool = make_rewards(resumption.with_rewards(config), task, rewards, run.folder / "rewards.log")
     undo.callback(pool.close)
     progress = run.restore()
+    resumption.check_steps(progress, config.steps)
     sampling = make_sampling(config, tokenizer.eos_ids)
     cluster = make_cluster(config, run, view.note)
     undo.callback(cluster.close)
@@ -101,6 +105,7 @@ def _start(
 
         config = decide_for_device(config, torch.device(choose_ray_device(config)))
     run.write_config(given, config, kept_settings(newest))
+    resumption.tell(config, progress, view)
     with stopping.listening():  # again: Ray sets handlers of its own
         facts = cluster.start()
     if progress.tuner:
