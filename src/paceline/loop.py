@@ -27,6 +27,7 @@ from paceline.core import Completion, Group, Request
 from paceline.errors import RunError, UserError
 from paceline.learn.advantages import mixed
 from paceline.observe.clock import Clock
+from paceline.observe.hooks import Callback, StepHooks
 from paceline.observe.live import LiveView
 from paceline.observe.metrics import MetricsLog, read_lines
 from paceline.process.stopping import Interrupted, Stopping
@@ -54,6 +55,7 @@ class TrainLoop:
         task: Task | None = None,
         rewards: Sequence[Reward] | None = None,
         stopping: Stopping | None = None,
+        callbacks: Sequence[Callback] = (),
     ):
         """`task` and `rewards` replace those that the settings name. The run directory is locked until `close`."""
         self.run = run
@@ -73,6 +75,7 @@ class TrainLoop:
         """When the drafter is trained."""
         self.lengths = Lengths(self.config.rollout.max_tokens / 2)
         self.saver = RunSaver(run, self.cluster, self.prompts.tokenizer, self.progress, self.recorder, self.view.note)
+        self.hooks = StepHooks(self.config, read_lines(run.folder / "metrics.jsonl"), callbacks)
         self.outcomes: list[RolloutOutcome] = []
         """Of the rollouts of the present step, on every worker."""
 
@@ -101,9 +104,11 @@ class TrainLoop:
         metrics_log = MetricsLog(self.run.folder, log.tensorboard, log.wandb, log.trackio, self.config.model_dump())
         try:
             self.view.start(self.progress.step)
-            while self.progress.step < self.config.steps:
+            while self.progress.step < self.config.steps and not self.hooks.stopped:
                 self.stopping.check()
                 metrics = self.step()
+                for note in self.hooks.after(self.progress.step, metrics):
+                    self.view.note(note)
                 metrics_log.write(self.progress.step, metrics)
                 self.view.step_done(self.progress.step, metrics)
             self.saver.save_once()
@@ -166,6 +171,7 @@ class TrainLoop:
         self.progress.cursor = cursor
         self.progress.metrics = metrics
         self.recorder.on_groups(groups)
+        self.hooks.groups = groups
 
     def _collect(self, clock: Clock) -> tuple[list[Group], int]:
         """Roll out the step's prompts; with dynamic sampling, replace groups of equal rewards, a few times."""
@@ -247,6 +253,7 @@ def train(
     task: Task | None = None,
     rewards: Sequence[Reward] | None = None,
     stopping: Stopping | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> tuple[Run, list[dict[str, Any]]]:
     """The main job: a new run from `config`, or the rest of the one that was opened as `resume`. It can be asked to end
     by signals, and where they do not reach it, off the main thread, through `stopping`."""
@@ -254,7 +261,7 @@ def train(
     with stopping.listening():
         run = Run.open(resume) if isinstance(resume, Path) else resume or Run.create(config)
         try:
-            loop = TrainLoop(run.config, run, view, task, rewards, stopping)
+            loop = TrainLoop(run.config, run, view, task, rewards, stopping, callbacks)
         except UserError:
             if not resume:
                 run.discard()  # nothing has happened in it yet

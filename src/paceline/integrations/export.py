@@ -82,11 +82,12 @@ def export_policy(what: str, out: Path) -> dict[str, Any]:
     return {"out": str(out), "format": "policy", "policy_sha256": sha, "step": source.step}
 
 
-def export_command(what: str, out: Path, policy: bool, **options: Any) -> None:
-    console = Console(highlight=False)
+def export_command(what: str, out: Path, policy: bool, as_json: bool = False, **options: Any) -> None:
+    console = Console(highlight=False, stderr=as_json)
     result = export_policy(what, out) if policy else export_drafter(what, out, **options)
     console.print(f"wrote {out}; its card is {out / 'README.md'}", soft_wrap=True, markup=False)
-    print(json.dumps(result))
+    if as_json:
+        print(json.dumps(result))
 
 
 def _measure(source: Source, drafter: Path, prompts: int, depth: int, settings: list[str]) -> Measured:

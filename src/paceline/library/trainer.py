@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config import Config, config_from
+from paceline.config import Config, config_from, demo_recipe
 from paceline.errors import UserError
+from paceline.library.prompts import model_name
 from paceline.loop import train
+from paceline.observe.hooks import Callback
 from paceline.observe.live import LiveView
 from paceline.process.stopping import Stopping
 from paceline.run import Run
@@ -38,6 +40,12 @@ class Trained:
         assert newest is not None, "a run that has ended has saved"
         return newest
 
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the run's page, into the run or to `out` -> its path."""
+        from paceline.report.page import write_report
+
+        return write_report(self.folder, Path(out) if out else None)[0]
+
     @property
     def rewards(self) -> list[float]:
         """Mean reward of every step."""
@@ -58,14 +66,17 @@ class Trainer:
         settings: Mapping[str, Any] | None = None,
         recipe: str | None = None,
         progress: bool = False,
+        callbacks: Sequence[Callback] = (),
     ):
         """`model` is a folder, a hub id, or `embedded`. `data` is rows with a prompt each (a list of dicts, a data set
         of the datasets library, anything that can be iterated over), the name of a task or file as in `task.name`, or
         an object with a name and `sample(index)`. `reward` is one function or several, each with a weight or without:
         `f(prompts, completions, **columns)` or `compute_score(data_source, solution_str, ground_truth, extra_info)`, or
         the name of one that is built in; None takes the task's own. `settings` are by their dotted names, on top of a
-        `recipe` if one is named. `progress` shows how it goes."""
-        values: dict[str, Any] = {"model.path": str(model)}
+        `recipe` if one is named; as on the command line, there is none unless the embedded model trains on Countdown.
+        `progress` shows how it goes, also in a notebook. Each of `callbacks` is called after every step with its
+        `StepInfo`: metrics and groups, `log` for numbers of one's own, `stop` to end the run there."""
+        values: dict[str, Any] = {"model.path": model_name(model, "Trainer")}
         if isinstance(data, str | Path):
             values["task.name"] = str(data)
         else:
@@ -77,11 +88,14 @@ class Trainer:
             values["steps"] = steps
         if run_dir is not None:
             values["run_dir"] = str(run_dir)
-        self.config = config_from(values | dict(settings or {}), "Trainer(...)", recipe)
+        values |= dict(settings or {})
+        recipe = recipe or demo_recipe(values["model.path"], values["task.name"])
+        self.config = config_from(values, "Trainer(...)", recipe)
         self._task = _task(data, self.config, sent=not here)
         self._rewards = here
         self._resume: Run | Path | None = None
         self._progress = progress
+        self._callbacks = list(callbacks)
         self._stopping = Stopping()
 
     @classmethod
@@ -93,6 +107,7 @@ class Trainer:
         *,
         settings: Mapping[str, Any] | None = None,
         progress: bool = False,
+        callbacks: Sequence[Callback] = (),
     ) -> Trainer:
         """Go on with a run. What was given in Python when it began has to be given again. `settings` change, as far as
         they may in a run that has begun, from its next step on."""
@@ -101,6 +116,7 @@ class Trainer:
         trainer.config = run.config
         trainer._resume = run
         trainer._progress = progress
+        trainer._callbacks = list(callbacks)
         trainer._rewards = _rewards(reward)[1]
         trainer._task = None
         if data is not None:
@@ -112,7 +128,9 @@ class Trainer:
         """Run all steps that are left. Raises `paceline.errors.Stopped` if it was asked to stop before that."""
         view = LiveView(self.config, quiet=not self._progress)
         try:
-            run, rows = train(self.config, self._resume, view, self._task, self._rewards or None, self._stopping)
+            run, rows = train(
+                self.config, self._resume, view, self._task, self._rewards or None, self._stopping, self._callbacks
+            )
         finally:
             self._stopping = Stopping()
             if self._resume is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from paceline.errors import UserError
 from paceline.files import reading
 from paceline.observe.metrics import read_lines, read_rows, speculating
 from paceline.observe.timeline import Span, read_timeline
+from paceline.run.changes import Changes, read_changes
 from paceline.setup.decisions import Decisions, read_decisions
 
 MAX_DRAWN = 1e100  # a larger number counts as one that is not finite
@@ -44,6 +45,8 @@ class RunData:
     spans: list[Span]
     """Of the finished steps."""
     answers: list[dict[str, Any]]
+    changes: list[tuple[int, Changes]] = field(default_factory=list)
+    """Settings that were changed when the run was resumed: (after which step, which)."""
 
     @property
     def steps(self) -> int:
@@ -97,7 +100,7 @@ def read_run(folder: Path) -> RunData:
     last = metrics[-1]["step"] if metrics else 0
     spans = [span for span in read_timeline(folder / "timeline.json") if span.step <= last]
     answers = [row for row in _read_answers(folder / "answers.jsonl") if row["step"] <= last]
-    return RunData(folder, dict(flat(settings)), read_decisions(folder), metrics, spans, answers)
+    return RunData(folder, dict(flat(settings)), read_decisions(folder), metrics, spans, answers, read_changes(folder))
 
 
 def _read_metrics(file: Path) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ moment leaves it usable: whole files are written aside and renamed, lines are ap
     RUN/rewards.log                  what reward functions printed
     RUN/workers.log                  what workers printed, where they are processes of their own
     RUN/errors.log                   tracebacks of what went wrong
+    RUN/end.json                     why it stopped, if it did not finish and was not killed
     RUN/checkpoints/step-000010/     the policy in Hugging Face form, and what is needed to resume
 """
 

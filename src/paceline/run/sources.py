@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,7 +60,7 @@ def with_absolute_paths(config: Config) -> Config:
     functions = [f.model_copy(update={"function": _absolute_function(f.function)}) for f in config.reward.functions]
     changes: dict[str, dict[str, Any]] = {
         "model": {"path": _absolute(config.model.path) if config.model.path != "embedded" else "embedded"},
-        "task": {"name": _absolute(config.task.name) if _is_data(config.task.name) else config.task.name},
+        "task": {"name": _absolute_data(config.task.name)},
         "reward": {"functions": functions},
     }
     if config.speculation.drafter not in (None, "auto", "new", "none"):
@@ -77,8 +78,27 @@ def _absolute(name: str) -> str:
         return name
 
 
-def _is_data(name: str) -> bool:
-    return ":" not in name and Path(name).suffix in DATA
+def _absolute_data(name: str) -> str:
+    """Of data that is there: a file, several, a pattern, or a folder with a configuration of it."""
+    if os.path.lexists(name) or "," not in name:
+        return _absolute_part(name)
+    return ",".join(map(_absolute_part, name.split(",")))
+
+
+def _absolute_part(name: str) -> str:
+    if name.startswith(("hub:", "gym:")) or name == "countdown":
+        return name
+    if _matches(name):
+        return os.path.abspath(name)
+    folder, colon, configuration = name.rpartition(":")
+    return f"{_absolute(folder)}:{configuration}" if colon and os.path.isdir(folder) else name
+
+
+def _matches(name: str) -> list[str]:
+    """The files that a name of data means, if it means files: itself, or those of a pattern."""
+    if Path(name).suffix not in DATA or "\0" in name:
+        return []
+    return [name] if os.path.isfile(name) else sorted(filter(os.path.isfile, glob(name)))
 
 
 def _absolute_function(name: str) -> str:
@@ -93,8 +113,9 @@ def _absolute_function(name: str) -> str:
 
 def _files(config: Config) -> Iterator[tuple[str, bool]]:
     """(path, whether it is a reward's) of those that are there or should be."""
-    if _is_data(config.task.name):
-        yield config.task.name, False
+    names = [config.task.name] if os.path.lexists(config.task.name) else config.task.name.split(",")
+    for file in (file for name in names for file in _matches(name)):
+        yield file, False
     for one in config.reward.functions:
         module = one.function.rpartition(":")[0]
         if module.endswith(".py"):

@@ -10,6 +10,7 @@ from paceline.draft.eagle.files import DRAFTER, find_drafter
 from paceline.errors import UserError
 from paceline.run.changes import describe_changes, write_changes
 from paceline.run.sources import SourceCheck, check_sources, with_stand_ins, write_sources
+from paceline.run.state import forget_end
 
 if TYPE_CHECKING:
     from paceline.config import Config
@@ -56,6 +57,7 @@ class Resumption:
 
     def tell(self, config: Config, progress: Progress, view: LiveView) -> None:
         """Say what is different, and write it down."""
+        forget_end(self.run.folder)
         write_sources(self.run.folder, config)
         for name, copy in self.sources.stand_ins.items():
             view.note(f"{name} has gone; the run's copy is used: {copy}")

@@ -26,6 +26,7 @@ from paceline.setup.build import make_sampling
 from paceline.setup.decide import decide, decide_for_device, kept_settings
 from paceline.setup.device import choose_device
 from paceline.setup.memory import MemoryPlan, filled, plan_run
+from paceline.setup.objective import objective_line
 from paceline.setup.resume import Resumption
 from paceline.spot.versions import Versions
 from paceline.tasks import Task, make_task
@@ -122,8 +123,9 @@ def _start(
         StepRecorder(run, config, cluster, progress.step),
         facts.has_drafter,
     )
-    prompts.group(0)  # a prompt that cannot work is better found now
+    first = prompts.group(0)  # a prompt that cannot work is better found now
     pool.ready()
+    view.say(objective_line(config, facts.max_length, len(first.prompt)))
     return started
 
 
