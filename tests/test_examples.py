@@ -28,7 +28,7 @@ def example(monkeypatch, capsys):
 
 def test_all_of_them_are_tested():
     text = Path(__file__).read_text()
-    assert all(f'"{path.name}"' in text for path in EXAMPLES.glob("*.py"))
+    assert all(f'"{path.name}"' in text for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb"))
 
 
 def test_generate(example):
@@ -74,3 +74,26 @@ def test_trl_grpo(example, tmp_path):
     out = example("trl_grpo.py", "--steps", 1, *words)
     assert "step 1 " in out and "accept length" in out
     assert "step 2 " in example("trl_grpo.py", "--steps", 2, "--resume", *words)
+
+
+def test_callbacks(example, tmp_path):
+    out = example("callbacks.py", "--steps", 9, "--enough", 0.0, "--tokens", 60, "--run", tmp_path / "run")
+    assert "the run ends after step 3: the mean reward of 3 steps is" in out and "3 steps; words per answer" in out
+    rows = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert len(rows) == 3 and all(row["answers/words"] > 0 for row in rows)
+
+
+def test_notebook(monkeypatch):
+    """In a kernel of its own: progress is shown, and a run in a thread is stopped."""
+    nbclient = pytest.importorskip("nbclient")
+    import nbformat
+
+    monkeypatch.setenv("STEPS", "2")
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without outputs"
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    shown = [str(cell.get("outputs", "")) for cell in notebook.cells]
+    text = " ".join(shown)
+    assert "step 1/2" in text and "learning: grpo" in text, "progress"
+    assert "mean reward: first" in text and "<h2>Learning</h2>" in text
+    assert "resume with: paceline train --resume" in text and "'stopped" in shown[-1]

@@ -40,6 +40,10 @@ class StepInfo:
 Callback = Callable[[StepInfo], Any]
 
 
+class CallbackFailed(Exception):
+    """A callback of the user's raised an error: the run is saved and stops."""
+
+
 class StepHooks:
     def __init__(self, config: Config, earlier: list[dict[str, Any]], callbacks: Sequence[Callback] = ()):
         """`config` is the resolved one, `earlier` the metrics of steps before a run was resumed."""
@@ -57,7 +61,11 @@ class StepHooks:
         not told before, and why the run ends here."""
         info = StepInfo(step, self._steps, metrics, self.groups)
         for callback in self.callbacks:
-            callback(info)
+            try:
+                callback(info)
+            except Exception as err:
+                name = getattr(callback, "__name__", type(callback).__name__)
+                raise CallbackFailed(f"the callback {name} raised {type(err).__name__}: {err}") from err
         self.stopped = info.stopped
         self._rows.append({"step": step} | metrics)
         new = [one for one in causes_now(self._settings, list(self._rows)) if one.cause not in self._told]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from paceline.errors import RunError, Stopped, UserError, WorkerFailed
+from paceline.observe.hooks import CallbackFailed
 from paceline.run.checkpoints import Progress, checkpoint_name
 from paceline.run.directory import Run
 from paceline.run.state import write_end
@@ -116,4 +117,6 @@ def describe_error(err: Exception) -> tuple[str, str]:
     """The sentence and the traceback of an error, in this process or in a worker."""
     if isinstance(err, WorkerFailed):
         return str(err), err.trace
+    if isinstance(err, CallbackFailed):
+        return str(err), traceback.format_exc()
     return f"{type(err).__name__}: {err}", traceback.format_exc()
