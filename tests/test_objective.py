@@ -74,6 +74,10 @@ def test_it_stands_at_the_start(tmp_path, capsys):
         ({"model": "mine"}, ["model.path=mine"]),
         ({"model": "mine", "recipe": "default"}, ["model.path=mine"]),
         ({"data": [{"prompt": "x"}]}, ["task.name=data"]),
+        ({"recipe": "dapo-math-7b"}, []),
+        ({"recipe": "dapo-math-7b", "model": "mine"}, ["model.path=mine"]),
+        ({"model": "embedded", "data": "countdown"}, []),
+        ({"settings": {"model.path": "mine"}}, ["model.path=mine"]),
     ],
 )
 def test_python_and_the_command_have_the_same_defaults(python, words):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from paceline.process.waiting import choose_waiting
 from paceline.version import __version__
 
 if TYPE_CHECKING:
@@ -27,4 +28,5 @@ def __getattr__(name: str) -> Any:
     """Torch and all that comes with it is loaded when it is first asked for: commands that need none start at once."""
     if name not in _MODULES:
         raise AttributeError(f"module 'paceline' has no attribute '{name}'")
+    choose_waiting()
     return getattr(importlib.import_module(f"paceline.{_MODULES[name]}"), name)

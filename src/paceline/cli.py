@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from paceline.commands.draft_app import draft_app
 from paceline.commands.words import UNKNOWN_OPTIONS, split_words
 from paceline.errors import RenamedSetting, RunError, Stopped, UserError
+from paceline.process.waiting import choose_waiting
 
 
 class Commands(TyperGroup):
@@ -37,6 +38,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+DECODING = ("train", "compare", "generate", "eval", "draft")
+"""Commands that decode, on a CPU with several threads."""
 Words = Annotated[
     list[str] | None, typer.Argument(help="A recipe (a .yaml file or a name), then settings as key=value.")
 ]
@@ -255,6 +258,8 @@ def runs(
 
 def main() -> None:
     warnings.formatwarning = _format_warning
+    if sys.argv[1:2] and sys.argv[1] in DECODING:
+        choose_waiting()  # before torch is loaded
     try:
         app()
     except (UserError, RunError) as err:

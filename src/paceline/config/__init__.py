@@ -17,6 +17,7 @@ from paceline.config.foreign import translate
 from paceline.config.generation import ModelConfig, RewardConfig, RolloutConfig, SpeculationConfig, TaskConfig
 from paceline.config.loading import (
     COMMAND_LINE,
+    DEMO,
     RECIPES,
     build_config,
     change_settings,
@@ -35,6 +36,7 @@ from paceline.config.training import Aggregate, Algorithm, ClusterConfig, LearnC
 
 __all__ = [
     "COMMAND_LINE",
+    "DEMO",
     "RECIPES",
     "Aggregate",
     "Algorithm",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config import Config, config_from, demo_recipe
+from paceline.config import DEMO, Config, config_from, demo_recipe
 from paceline.errors import UserError
 from paceline.library.prompts import model_name
 from paceline.loop import train
@@ -15,6 +15,7 @@ from paceline.observe.hooks import Callback
 from paceline.observe.live import LiveView
 from paceline.process.stopping import Stopping
 from paceline.run import Run
+from paceline.setup.resume import GIVEN
 from paceline.tasks.datasets import DataSet
 from paceline.tasks.rewards import Reward, as_reward, load_reward
 from paceline.tasks.sample import Task
@@ -22,7 +23,6 @@ from paceline.tasks.sample import Task
 RewardFunction = str | Callable[..., Any]
 Rewards = RewardFunction | Sequence[RewardFunction | tuple[RewardFunction, float]]
 Data = str | Path | Task | Iterable[Mapping[str, Any]]
-GIVEN = "data"  # what the settings of a run call rows that were given in Python
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Trainer:
 
     def __init__(
         self,
-        model: str | Path = "embedded",
-        data: Data = "countdown",
+        model: str | Path | None = None,
+        data: Data | None = None,
         reward: Rewards | None = None,
         *,
         steps: int | None = None,
@@ -70,16 +70,19 @@ class Trainer:
     ):
         """`model` is a folder, a hub id, or `embedded`. `data` is rows with a prompt each (a list of dicts, a data set
         of the datasets library, anything that can be iterated over), the name of a task or file as in `task.name`, or
-        an object with a name and `sample(index)`. `reward` is one function or several, each with a weight or without:
+        an object with a name and `sample(index)`. Of both None takes what the recipe says, or else the embedded model
+        and Countdown. `reward` is one function or several, each with a weight or without:
         `f(prompts, completions, **columns)` or `compute_score(data_source, solution_str, ground_truth, extra_info)`, or
         the name of one that is built in; None takes the task's own. `settings` are by their dotted names, on top of a
         `recipe` if one is named; as on the command line, there is none unless the embedded model trains on Countdown.
         `progress` shows how it goes, also in a notebook. Each of `callbacks` is called after every step with its
         `StepInfo`: metrics and groups, `log` for numbers of one's own, `stop` to end the run there."""
-        values: dict[str, Any] = {"model.path": model_name(model, "Trainer")}
+        values: dict[str, Any] = {}
+        if model is not None:
+            values["model.path"] = model_name(model, "Trainer")
         if isinstance(data, str | Path):
             values["task.name"] = str(data)
-        else:
+        elif data is not None:
             values["task.name"] = getattr(data, "name", GIVEN) if hasattr(data, "sample") else GIVEN
         named, here = _rewards(reward)
         if named:
@@ -89,9 +92,10 @@ class Trainer:
         if run_dir is not None:
             values["run_dir"] = str(run_dir)
         values |= dict(settings or {})
-        recipe = recipe or demo_recipe(values["model.path"], values["task.name"])
+        about = DEMO | {key: values[key] for key in DEMO if key in values}
+        recipe = recipe or demo_recipe(about["model.path"], about["task.name"])
         self.config = config_from(values, "Trainer(...)", recipe)
-        self._task = _task(data, self.config, sent=not here)
+        self._task = None if data is None else _task(data, self.config, sent=not here)
         self._rewards = here
         self._resume: Run | Path | None = None
         self._progress = progress

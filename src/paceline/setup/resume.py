@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from paceline.config import Config
     from paceline.observe.live import LiveView
     from paceline.run import Progress, Run
+    from paceline.tasks import Task
+
+GIVEN = "data"
+"""What the settings of a run call rows that were given in Python."""
 
 
 @dataclass
@@ -28,8 +32,13 @@ class Resumption:
     sources: SourceCheck = field(default_factory=SourceCheck)
 
     @classmethod
-    def of(cls, run: Run, config: Config) -> Resumption:
-        """Refuses data that has changed."""
+    def of(cls, run: Run, config: Config, task: Task | None) -> Resumption:
+        """Refuses data that has changed, or was given in Python and is not now."""
+        if task is None and config.task.name == GIVEN:
+            raise UserError(
+                f"the data of the run {run.folder} was given in Python: resume it there, with "
+                f"Trainer.resume({str(run.folder)!r}, data, reward)"
+            )
         return cls(run, run.newest_checkpoint(), check_sources(run.folder, config))
 
     def without_model(self, config: Config) -> Config:

@@ -18,6 +18,7 @@ from paceline.learn.algorithms import resolve
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.observe.live import LiveView
+from paceline.process import waiting
 from paceline.process.stopping import Interrupted, Stopping
 from paceline.run import Progress, Run
 from paceline.run.records import StepRecorder
@@ -88,7 +89,7 @@ def _start(
     engines: int,
     undo: ExitStack,
 ) -> StartedRun:
-    resumption = Resumption.of(run, config)
+    resumption = Resumption.of(run, config, task)
     newest = resumption.newest
     given = run.given(config)
     config = resumption.without_model(run.given(config, kept_settings(newest)))
@@ -125,6 +126,8 @@ def _start(
     )
     first = prompts.group(0)  # a prompt that cannot work is better found now
     pool.ready()
+    if config.model.device == "cpu" and (hint := waiting.advice(config.model.threads or 1)):
+        view.note(hint)
     view.say(objective_line(config, facts.max_length, len(first.prompt)))
     return started
 
