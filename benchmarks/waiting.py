@@ -51,14 +51,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
     load = os.getloadavg()[0]
-    print(f"{os.cpu_count()} cores, {platform.machine()}, load {load:.1f} before, {args.busy} busy processes beside")
+    print(
+        f"{os.cpu_count()} cores, {platform.machine()}, load {load:.1f} before, {args.busy} busy processes beside",
+        flush=True,
+    )
     busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(args.busy)]
     rates: dict[str, list[float]] = {name: [] for name in WAYS}
     try:
         time.sleep(1.0)
         for _ in range(args.rounds):  # in turn, so that what else runs meets all of them
             for name, (threads, environment) in WAYS.items():
-                rates[name].append(measure(threads, environment, args.seconds, 10 * args.seconds + 120))
+                rates[name].append(measure(threads, environment, args.seconds, 10 * args.seconds + 300))
+                print(f"  {name}: {rates[name][-1]:,.0f} tokens/s", flush=True)
     finally:
         for process in busy:
             process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -214,6 +215,20 @@ def test_a_callback_that_fails_is_told_and_the_run_is_saved(tmp_path):
         Trainer("embedded", rows, short, steps=2, run_dir=tmp_path / "run", settings=SMALL, callbacks=[broken]).train()
     assert "raise ValueError" in (tmp_path / "run" / "errors.log").read_text()
     assert len(Trainer.resume(tmp_path / "run", rows, short).train().metrics) == 2
+
+
+def test_an_async_reward_where_a_loop_runs_already(tmp_path):
+    """As in a notebook."""
+
+    async def later(completions, **_):
+        await asyncio.sleep(0)
+        return [float(len(text)) for text in completions]
+
+    async def cell():
+        rows = [{"prompt": text} for text in PROMPTS]
+        return Trainer("embedded", rows, later, steps=1, run_dir=tmp_path / "run", settings=SMALL).train()
+
+    assert asyncio.run(cell()).rewards[0] > 0
 
 
 def test_in_a_thread_with_progress(tmp_path, capsys):
