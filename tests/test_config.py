@@ -56,7 +56,10 @@ NONE = "settings: the defaults, no recipe"
     [
         (None, [], EMBEDDED),
         (None, ["steps=5"], EMBEDDED),
-        (None, ["task.name=data.jsonl", "model.dtype=float64"], EMBEDDED),
+        (None, ["task.difficulty=tail", "model.dtype=float64"], EMBEDDED),
+        (None, ["task={name: countdown, difficulty: tail}"], EMBEDDED),
+        (None, ["task.name=data.jsonl", "model.dtype=float64"], NONE),
+        (None, ["task={name: 'gym:chain_sum'}"], NONE),
         (None, ["model.path=embedded"], EMBEDDED),
         (None, ["model={dtype: float64}"], EMBEDDED),
         (None, ["model.path=mine", "model.path='embedded'"], EMBEDDED),
@@ -65,11 +68,12 @@ NONE = "settings: the defaults, no recipe"
         ("default", ["model.path=mine"], EMBEDDED),
     ],
 )
-def test_the_recipe_of_the_embedded_model_is_for_no_other(recipe, overrides, said):
+def test_the_recipe_of_the_embedded_model_on_countdown_is_for_nothing_else(recipe, overrides, said):
     assert describe_recipe(recipe, overrides) == said
     config = load_config(recipe, overrides)
     if said == NONE:
         assert config.learn == Config().learn and config.rollout == Config().rollout
+        assert config.cluster == Config().cluster
         assert config.steps == (5 if "steps=5" in overrides else 100)
     else:
         assert config.learn == load_config("default").learn and config.learn.lr > Config().learn.lr

@@ -64,6 +64,16 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(there), f"{page.name} links to {target}, which has no such heading"
 
 
+def test_pages_that_messages_name_exist():
+    named = {
+        match
+        for file in (ROOT / "src").rglob("*.py")
+        for match in re.findall(r"docs/(\w[\w-]*\.md)#([\w-]+)", file.read_text())
+    }
+    assert len(named) >= 2
+    assert not [(page, anchor) for page, anchor in named if anchor not in anchors(DOCS / page)]
+
+
 def test_every_page_can_be_reached_from_the_first():
     first = LINK.findall((DOCS / "README.md").read_text(encoding="utf-8"))
     assert {p.name for p in DOCS.glob("*.md")} - {"README.md"} <= {t.partition("#")[0] for t in first}

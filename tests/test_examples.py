@@ -31,7 +31,7 @@ def example(monkeypatch, capsys):
 
 def test_all_of_them_are_tested():
     text = Path(__file__).read_text()
-    assert all(f'"{path.name}"' in text for path in EXAMPLES.glob("*.py"))
+    assert all(f'"{path.name}"' in text for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb"))
 
 
 def test_generate(example):
@@ -113,3 +113,26 @@ def test_evaluate(example, tmp_path):
     assert "pass@4, last minus first: " in out and "the best by pass@4 is step " in out
     row = read_lines(tmp_path / "run" / "metrics.jsonl")[-1]
     assert 0 <= row["val-core/countdown/pass@1"] <= row["val-core/countdown/pass@4"] <= 1
+
+
+def test_callbacks(example, tmp_path):
+    out = example("callbacks.py", "--steps", 9, "--enough", 0.0, "--tokens", 60, "--run", tmp_path / "run")
+    assert "the run ends after step 3: the mean reward of 3 steps is" in out and "3 steps; words per answer" in out
+    rows = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert len(rows) == 3 and all(row["answers/words"] > 0 for row in rows)
+
+
+def test_notebook(monkeypatch):
+    """In a kernel of its own: progress is shown, and a run in a thread is stopped."""
+    nbclient = pytest.importorskip("nbclient")
+    import nbformat
+
+    monkeypatch.setenv("STEPS", "2")
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without outputs"
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    shown = [str(cell.get("outputs", "")) for cell in notebook.cells]
+    text = " ".join(shown)
+    assert "step 1/2" in text and "learning: grpo" in text, "progress"
+    assert "mean reward: first" in text and "<h2>Learning</h2>" in text
+    assert "resume with: paceline train --resume" in text and "'stopped" in shown[-1]

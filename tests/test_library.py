@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -67,11 +69,24 @@ def test_stops_and_greedy(engine):
     assert messages[0][0].tokens == answer.tokens[:8], "its template takes messages as they are"
 
 
+def test_token_ids_as_prompts(engine):
+    ids = [list(engine.tokenizer.encode_prompt(text)) for text in PROMPTS]
+    assert tokens(engine.generate(ids, max_tokens=20)) == tokens(engine.generate(PROMPTS, max_tokens=20))
+    first = engine.generate(ids[:1], max_tokens=20)[0][0].tokens
+    again = engine.generate(ids[:1], max_tokens=20, stop_token_ids=[first[4]])[0][0]
+    assert again.tokens == first[: first.index(first[4]) + 1] and again.finish_reason == "stop"
+
+
 MISTAKES = {
     "one prompt": (lambda e: e.generate("Make 3 from 1 2.\n"), "put it in brackets"),
     "one conversation": (lambda e: e.generate([{"role": "user", "content": "hi"}]), "put it in brackets"),
     "empty": (lambda e: e.generate(["x", ""]), r"prompts\[1\] has an empty prompt"),
-    "unknown": (lambda e: e.generate(PROMPTS, temprature=1.0), "temprature"),
+    "unknown": (lambda e: e.generate(PROMPTS, temprature=1.0), "no argument 'temprature'; did you mean 'temperature'"),
+    "of transformers": (lambda e: e.generate(PROMPTS, max_new_tokens=9), "'max_new_tokens' is 'max_tokens' here"),
+    "of vLLM": (lambda e: e.stream(PROMPTS, n=2), "'n' is 'samples' here"),
+    "greedy": (lambda e: e.generate(PROMPTS, do_sample=False), r"'do_sample' is 'temperature' here \(0 is greedy\)"),
+    "one prompt of tokens": (lambda e: e.generate([5, 6]), "put it in brackets"),
+    "tokens that are none": (lambda e: e.generate([[5, -1]]), r"prompts\[0\] holds -1, but the ids of this model's"),
     "impossible": (lambda e: e.generate(PROMPTS, top_p=0.0), "top_p"),
 }
 
@@ -164,6 +179,72 @@ def test_a_function_that_fails_is_named_and_the_run_goes_on_later(tmp_path):
         Trainer("embedded", rows, broken, steps=1, run_dir=tmp_path / "run", settings=SMALL).train()
     done = Trainer.resume(tmp_path / "run", rows, short).train()
     assert len(done.metrics) == 1
+
+
+def test_callbacks_log_and_stop(tmp_path):
+    seen = []
+
+    def watch(info):
+        seen.append(
+            (info.step, info.steps, len(info.groups), sorted(info.groups[0].texts) == sorted(info.groups[0].rewards))
+        )
+        info.log("mine/double", 2 * info.metrics["critic/rewards/mean"])
+
+    def enough(info):
+        if info.step == 2:
+            info.stop("it is enough")
+
+    rows = [{"prompt": text} for text in PROMPTS]
+    run = tmp_path / "run"
+    done = Trainer("embedded", rows, short, steps=5, run_dir=run, settings=SMALL, callbacks=[watch, enough]).train()
+    assert seen == [(1, 5, 2, True), (2, 5, 2, True)]
+    assert [row["mine/double"] for row in done.metrics] == [2 * reward for reward in done.rewards]
+    assert done.checkpoint.name == "step-000002", "it is saved"
+    assert done.report().name == "report.html" and done.report(tmp_path / "page.html").exists()
+    assert len(Trainer.resume(run, rows, short, settings={"steps": 3}).train().metrics) == 3
+
+
+def test_a_callback_that_fails_is_told_and_the_run_is_saved(tmp_path):
+    def broken(info):
+        raise ValueError("no idea")
+
+    rows = [{"prompt": text} for text in PROMPTS]
+    with pytest.raises(
+        RunError, match=r"the callback broken raised ValueError: no idea; the run is saved after step 1"
+    ):
+        Trainer("embedded", rows, short, steps=2, run_dir=tmp_path / "run", settings=SMALL, callbacks=[broken]).train()
+    assert "raise ValueError" in (tmp_path / "run" / "errors.log").read_text()
+    assert len(Trainer.resume(tmp_path / "run", rows, short).train().metrics) == 2
+
+
+def test_an_async_reward_where_a_loop_runs_already(tmp_path):
+    """As in a notebook."""
+
+    async def later(completions, **_):
+        await asyncio.sleep(0)
+        return [float(len(text)) for text in completions]
+
+    async def cell():
+        rows = [{"prompt": text} for text in PROMPTS]
+        return Trainer("embedded", rows, later, steps=1, run_dir=tmp_path / "run", settings=SMALL).train()
+
+    assert asyncio.run(cell()).rewards[0] > 0
+
+
+def test_in_a_thread_with_progress(tmp_path, capsys):
+    rows = [{"prompt": text} for text in PROMPTS]
+    trainer = Trainer("embedded", rows, short, steps=2, run_dir=tmp_path / "run", settings=SMALL, progress=True)
+    done = []
+    thread = threading.Thread(target=lambda: done.append(trainer.train()))
+    thread.start()
+    thread.join(120)
+    assert len(done[0].metrics) == 2 and "step 2/2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("take", [Trainer, Engine])
+def test_a_model_that_is_an_object_is_refused(take, engine):
+    with pytest.raises(UserError, match=r"not a Decoder: save it with model.save_pretrained\(FOLDER\)"):
+        take(engine.model)
 
 
 WRONG = {

@@ -9,14 +9,14 @@ import pytest
 import torch
 import yaml
 
-from paceline.config import Config, load_config
+from paceline.config import Config, flat, load_config
 from paceline.config.renamed import RENAMED
 from paceline.errors import RenamedSetting, UserError
 from paceline.loop import TrainLoop, train
 from paceline.report.rundata import read_run
 from paceline.run import Run
 from paceline.setup.decide import decide_for_device
-from paceline.setup.decisions import FILE, flat
+from paceline.setup.decisions import FILE
 
 from .conftest import tiny_model
 from .digits import DIGITS

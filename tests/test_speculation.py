@@ -14,15 +14,12 @@ from paceline.run import Run
 from .test_cli import QUICK, here, paceline, rows
 
 
-def last_json(text: str) -> dict:
-    return json.loads(text.strip().splitlines()[-1])
-
-
 def test_compare_says_how_much_faster_and_that_it_is_the_same(tmp_path):
     run = tmp_path / "run"
-    done = paceline("compare", *QUICK, "rollout.max_tokens=120", f"run_dir={run}")
+    done = paceline("compare", "--json", *QUICK, "rollout.max_tokens=120", f"run_dir={run}")
     assert done.returncode == 0, done.stderr
-    result = last_json(done.stdout)
+    result = json.loads(done.stdout)
+    assert "settings: the recipe" in done.stderr, "what is for people goes elsewhere"
     assert result["responses"] == 16 and result["identical"] + result["near_ties"] == 16
     assert result["rollout_speedup"] > 0 and result["step_speedup"] > 0 and result["accept_length"] > 1.5
     assert result["plain_tok_s"] > 0 and result["adaptive_tok_s"] > 0 and result["steps"] == 4
@@ -58,11 +55,11 @@ def test_training_plain_and_adaptive_is_the_same(tmp_path):
 def test_a_drafter_is_trained_examined_and_used(tmp_path, capsys):
     folder = tmp_path / "drafter"
     words = ["--minutes", "0.05", "--answers", "16", "--window", "32", "--set", "rollout.max_tokens=60"]
-    assert here("draft", "train", *words, "--vocab", "60", "--out", folder) == 0
-    said = capsys.readouterr().out
-    assert last_json(said)["steps"] >= 1 and "draft vocabulary: 60 of 104 tokens" in said
-    assert here("draft", "eval", folder, "--prompts", "2", "--set", "rollout.max_tokens=20") == 0
-    result = last_json(capsys.readouterr().out)
+    assert here("draft", "train", *words, "--vocab", "60", "--out", folder, "--json") == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["steps"] >= 1 and "draft vocabulary: 60 of 104 tokens" in said.err
+    assert here("draft", "eval", folder, "--prompts", "2", "--set", "rollout.max_tokens=20", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
     assert [row["temperature"] for row in result["rows"]] == [0.0, 0.6, 1.0]
     assert here("train", *QUICK, f"run_dir={tmp_path / 'run'}", f"speculation.drafter={folder}") == 0
     assert here("draft", "train", *words, "--out", folder) == 2, "nothing is overwritten"

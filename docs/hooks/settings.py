@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from paceline.config import Config
+from paceline.config.kinds import follow, kind
 
 MARK = "<!-- every setting -->"
-MISTAKE = 10**6  # bounds from here on only stop slips of the pen, and would hide what matters
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
@@ -26,12 +26,8 @@ def render() -> str:
     single = {k: p for k, p in schema["properties"].items() if k not in sections}
     parts = [_table(schema, single, "")]
     for name, field in sections.items():
-        parts += [f"## {name}", field["description"], _table(schema, _follow(schema, field)["properties"], f"{name}.")]
+        parts += [f"## {name}", field["description"], _table(schema, follow(schema, field)["properties"], f"{name}.")]
     return "\n\n".join(parts)
-
-
-def _follow(schema: dict, field: dict) -> dict:
-    return schema["$defs"][field["$ref"].rpartition("/")[2]]
 
 
 def _table(schema: dict, fields: dict[str, dict], prefix: str) -> str:
@@ -43,13 +39,13 @@ def _rows(schema: dict, fields: dict[str, dict], prefix: str) -> list[str]:
     for name, field in fields.items():
         key = prefix + name
         if "$ref" in field:  # a section within the section
-            rows += _rows(schema, _follow(schema, field)["properties"], f"{key}.")
+            rows += _rows(schema, follow(schema, field)["properties"], f"{key}.")
             continue
         default = f"`{_default(field)}`" if "default" in field else "must be given" if "[]" in key else _empty(field)
         text = " ".join(field["description"].split()).replace("|", "\\|")
         rows.append(f"| `{key}`{{: #{key.replace('[]', '')} }} | {default} | {text}<br>*{kind(field)}* |")
         if "$ref" in field.get("items", {}):  # a list of sections: what each of its items has
-            rows += _rows(schema, _follow(schema, field["items"])["properties"], f"{key}[].")
+            rows += _rows(schema, follow(schema, field["items"])["properties"], f"{key}[].")
     return rows
 
 
@@ -60,32 +56,3 @@ def _default(field: dict) -> str:
 
 def _empty(field: dict) -> str:
     return "`[]`" if field["type"] == "array" else "`{}`"
-
-
-def kind(field: dict) -> str:
-    """The type of a setting in words."""
-    if "anyOf" in field:
-        return " or ".join(kind(one) for one in field["anyOf"])
-    if "const" in field:
-        return f"`{field['const']}`"
-    if "enum" in field:
-        return "one of " + ", ".join(f"`{value}`" for value in field["enum"])
-    if "prefixItems" in field:
-        return f"list of {len(field['prefixItems'])} numbers"
-    if field["type"] == "array":
-        return "list of texts" if field["items"].get("type") == "string" else "list"
-    words = {"integer": "whole number", "string": "text", "boolean": "`true` or `false`", "null": "`null`"}
-    words |= {"object": "settings of its own"}
-    return words.get(field["type"], field["type"]) + _bounds(field)
-
-
-def _bounds(field: dict) -> str:
-    if field.get("maximum", 0) >= MISTAKE:
-        field = {key: value for key, value in field.items() if key != "maximum"}
-    said = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
-    return "".join(f" {word} {_number(field[key])}" for key, word in said.items() if key in field)
-
-
-def _number(value: float) -> str:
-    power = value.bit_length() - 1 if isinstance(value, int) else 0
-    return f"2^{power}" if power > 20 and value == 2**power else f"{value:g}"

@@ -17,7 +17,9 @@ from typer.core import TyperGroup
 
 from paceline.commands.draft_app import draft_app
 from paceline.commands.eval_options import eval_options
+from paceline.commands.words import UNKNOWN_OPTIONS, split_words
 from paceline.errors import RenamedSetting, RunError, Stopped, UserError
+from paceline.process.waiting import choose_waiting
 
 
 class Commands(TyperGroup):
@@ -37,50 +39,62 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+DECODING = ("train", "compare", "generate", "eval", "draft")
+"""Commands that decode, on a CPU with several threads."""
 Words = Annotated[
     list[str] | None, typer.Argument(help="A recipe (a .yaml file or a name), then settings as key=value.")
 ]
 
 
-def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
-    """The recipe, if one was named, and the overrides."""
-    recipe = None
-    overrides = []
-    for word in words or []:
-        if "=" in word:
-            overrides.append(word)
-        elif recipe is None:
-            recipe = word
-        else:
-            raise UserError(f"two recipes were named, {recipe} and {word}; a run has one")
-    return recipe, overrides
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from paceline.version import __version__
+
+        print(f"paceline {__version__}")
+        raise typer.Exit
 
 
-@app.command()
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options of `paceline` itself."""
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+@app.command(context_settings=UNKNOWN_OPTIONS)
 def train(
     words: Words = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
     """Train a policy. Without arguments: the embedded reasoner on Countdown."""
     from paceline.config import describe_recipe, load_config
     from paceline.observe.live import LiveView
     from paceline.observe.summary import summary
 
-    recipe, overrides = split_words(words)
-    if resume and (recipe or overrides):
-        raise UserError("--resume continues a run as it was started, so it takes no recipe and no settings")
-    console = Console(highlight=False)
+    recipe, overrides = split_words(words, ("--resume", "--quiet", "--help"))
+    if resume and recipe:
+        raise UserError(f"--resume takes settings to change, as key=value, and no recipe: leave out {recipe}")
+    console = Console(highlight=False, quiet=quiet)
+    run_before = None
     if resume:
+        from paceline.config import COMMAND_LINE, read_overrides
         from paceline.run import Run
 
-        config = Run.open(resume).config
+        run_before = Run.open(resume, read_overrides(overrides), COMMAND_LINE)
+        config = run_before.config
     else:
         config = load_config(recipe, overrides)
         console.print(describe_recipe(recipe, overrides), soft_wrap=True, markup=False)
     from paceline.loop import train as run_training  # loads torch and transformers, after the settings are checked
 
     view = LiveView(config, console)
-    run, rows = run_training(config, resume, view)
+    run, rows = run_training(config, run_before, view)
     from paceline.report.page import write_report
 
     page = None
@@ -93,50 +107,42 @@ def train(
 
 @app.command()
 def generate(
-    model: Annotated[str, typer.Argument(help="A folder, a hub id, or 'embedded'.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN", help="A folder, a hub id, 'embedded', or a run: its newest policy.")
+    ],
     prompt: Annotated[str, typer.Option(help="What to answer.")],
+    system: Annotated[str | None, typer.Option(help="A system message before it.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
     top_k: Annotated[int, typer.Option(min=0)] = 0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
+    min_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 0.0,
     max_tokens: Annotated[int, typer.Option(min=1)] = 1024,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     samples: Annotated[int, typer.Option(min=1, help="How many answers.")] = 1,
     raw: Annotated[bool, typer.Option(help="Take the prompt as it is, without the chat template.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Answer a prompt. The same seed gives the same answers."""
-    from paceline.library.engine import Engine
+    from paceline.commands.generate import generate_command
 
-    engine = Engine(model, max_batch=samples)
-    chat = bool(engine.tokenizer.hf.chat_template) and not raw
-    (answers,) = engine.generate(
-        [[{"role": "user", "content": prompt}] if chat else prompt],
-        samples=samples,
-        seed=seed,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        max_tokens=max_tokens,
-    )
-    for i, answer in enumerate(answers):
-        if samples > 1:
-            print(f"--- {i + 1} of {samples}")
-        print(answer.text)
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "max_tokens": max_tokens}
+    generate_command(model, prompt, system, raw, as_json, samples, seed, sampling)
 
 
-@app.command()
-def compare(words: Words = None) -> None:
+@app.command(context_settings=UNKNOWN_OPTIONS)
+def compare(words: Words = None, as_json: AsJson = False) -> None:
     """Roll out every step of a recipe with and without speculation: how much faster is it, are the tokens the same?"""
     from paceline.config import describe_recipe, load_config
 
-    config = load_config(*split_words(words))
+    config = load_config(*split_words(words, ("--json", "--help")))
     from paceline.commands.compare import run_comparison
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=as_json)
     console.print(describe_recipe(*split_words(words)), soft_wrap=True, markup=False)
-    run_comparison(config, console)
+    run_comparison(config, console, as_json)
 
 
-@app.command()
+@app.command(context_settings=UNKNOWN_OPTIONS)
 def plan(
     words: Words = None,
     compare: Annotated[bool, typer.Option(help="For `paceline compare`, which has an engine for each mode.")] = False,
@@ -194,6 +200,7 @@ def export(
     measure: Annotated[bool, typer.Option("--measure", help="Measure the accept length for the card.")] = False,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure on.")] = 64,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Settings for measuring, as key=value.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a drafter as vLLM, SGLang or speculators load it, or a policy or its LoRA adapters as Hugging Face's
     libraries do."""
@@ -210,6 +217,7 @@ def export(
         depth=depth,
         measure=prompts if measure else 0,
         settings=settings,
+        as_json=as_json,
     )
 
 
@@ -225,18 +233,38 @@ def doctor() -> None:
 
 
 @app.command()
-def settings() -> None:
-    """List every setting with its default."""
-    from paceline.config import describe_settings
+def settings(
+    word: Annotated[str, typer.Argument(help="Only those that have this in their name, text or name elsewhere.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List settings with their types, defaults and choices, and what TRL, verl and vLLM call them."""
+    from paceline.commands.listing import print_settings
 
-    table = Table("setting", "default", "what it does", box=None, padding=(0, 2, 0, 0))
-    for name, default, text in describe_settings():
-        table.add_row(name, default.replace("[", r"\["), text.replace("[", r"\["))
-    Console(highlight=False).print(table)
+    print_settings(word, as_json)
+
+
+@app.command()
+def recipes(as_json: AsJson = False) -> None:
+    """List the recipes that ship with Paceline, and what each needs: `paceline train NAME` runs one."""
+    from paceline.commands.listing import print_recipes
+
+    print_recipes(as_json)
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Where runs are.")] = Path("runs"), as_json: AsJson = False
+) -> None:
+    """List runs with their state: finished, running, stopped at a step, or failed."""
+    from paceline.commands.listing import print_runs
+
+    print_runs(folder, as_json)
 
 
 def main() -> None:
     warnings.formatwarning = _format_warning
+    if sys.argv[1:2] and sys.argv[1] in DECODING:
+        choose_waiting()  # before torch is loaded
     try:
         app()
     except (UserError, RunError) as err:

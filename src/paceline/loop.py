@@ -25,9 +25,10 @@ from paceline.cluster.messages import RolloutMode, RolloutOutcome
 from paceline.config import Config
 from paceline.core import Completion, Group, Request
 from paceline.errors import RunError, UserError
-from paceline.evaluation.during_run import RunEvaluations
+from paceline.evaluation.after_step import AfterStep
 from paceline.learn.advantages import mixed
 from paceline.observe.clock import Clock
+from paceline.observe.hooks import Callback
 from paceline.observe.live import LiveView
 from paceline.observe.metrics import read_lines
 from paceline.process.stopping import Interrupted, Stopping
@@ -56,6 +57,7 @@ class TrainLoop:
         rewards: Sequence[Reward] | None = None,
         stopping: Stopping | None = None,
         eval_task: Task | None = None,
+        callbacks: Sequence[Callback] = (),
     ):
         """`task`, `rewards` and `eval_task` replace what the settings name. The directory is locked until `close`."""
         self.run = run
@@ -71,12 +73,10 @@ class TrainLoop:
         self.cluster = started.cluster
         self.versions = started.versions
         self.recorder = started.recorder
-        self.metrics_log = started.metrics_log
         self.spot = when_to_train(self.config, started.has_drafter)
-        """When the drafter is trained."""
         self.lengths = Lengths(self.config.rollout.max_tokens / 2)
         self.saver = RunSaver(run, self.cluster, self.prompts.tokenizer, self.progress, self.recorder, self.view.note)
-        self.evaluations = RunEvaluations(self.config, run, started.evaluator, self.view, self.saver)
+        self.after_step = AfterStep(started, run, self.view, self.saver, callbacks)
         self.outcomes: list[RolloutOutcome] = []
         """Of the rollouts of the present step, on every worker."""
 
@@ -86,9 +86,8 @@ class TrainLoop:
 
     def close(self) -> None:
         try:
-            self.metrics_log.close()
+            self.after_step.close()
             self.rewards.close()
-            self.evaluations.close()
         finally:
             self.cluster.close()
             self.run.unlock()
@@ -105,12 +104,11 @@ class TrainLoop:
     def _train(self) -> None:
         try:
             self.view.start(self.progress.step)
-            self.evaluations.begin(self.progress.step, self.metrics_log)
-            while self.progress.step < self.config.steps:
+            self.after_step.begin(self.progress.step)
+            while self.progress.step < self.config.steps and not self.after_step.ends_run:
                 self.stopping.check()
                 metrics = self.step()
-                self.metrics_log.write(self.progress.step, metrics)
-                self.view.step_done(self.progress.step, metrics)
+                self.after_step.write(self.progress.step, metrics)
             self.saver.save_once()
             self.saver.stop_if_one_failed()
             self.recorder.timeline.close()
@@ -155,11 +153,11 @@ class TrainLoop:
             self.progress.drafter_version = self.versions.version
             self.progress.backoff = self.versions.backoff.state()
 
-        metrics |= self.recorder.describe_workers(self.outcomes) | self.evaluations.after(self.progress.step, clock)
+        metrics |= self.recorder.describe_workers(self.outcomes) | self.after_step.evaluate(self.progress.step, clock)
         self.progress.metrics = metrics | clock.metrics(tokens)
         every = self.config.checkpoint.every
         with clock.part("save_checkpoint"):
-            if (every and self.progress.step % every == 0) or self.evaluations.improved:
+            if (every and self.progress.step % every == 0) or self.after_step.saves:
                 self.saver.save()
         self.saver.stop_if_one_failed()
         return metrics | clock.metrics(tokens)
@@ -170,6 +168,7 @@ class TrainLoop:
         self.progress.cursor = cursor
         self.progress.metrics = metrics
         self.recorder.on_groups(groups)
+        self.after_step.learned_from(groups)
 
     def _collect(self, clock: Clock) -> tuple[list[Group], int]:
         """Roll out the step's prompts; with dynamic sampling, replace groups of equal rewards, a few times."""
@@ -249,20 +248,20 @@ class TrainLoop:
 
 def train(
     config: Config,
-    resume: Path | None = None,
+    resume: Path | Run | None = None,
     view: LiveView | None = None,
     task: Task | None = None,
     rewards: Sequence[Reward] | None = None,
     stopping: Stopping | None = None,
     eval_task: Task | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> tuple[Run, list[dict[str, Any]]]:
-    """The main job: a new run from `config`, or the rest of the run at `resume`. It can be asked to end by signals, and
-    where they do not reach it, off the main thread, through `stopping`."""
+    """The main job: a new run from `config`, or the rest of `resume`. Off the main thread `stopping` can end it."""
     stopping = stopping or Stopping()
     with stopping.listening():
-        run = Run.open(resume) if resume else Run.create(config)
+        run = Run.open(resume) if isinstance(resume, Path) else resume or Run.create(config)
         try:
-            loop = TrainLoop(run.config, run, view, task, rewards, stopping, eval_task)
+            loop = TrainLoop(run.config, run, view, task, rewards, stopping, eval_task, callbacks)
         except UserError:
             if not resume:
                 run.discard()  # nothing has happened in it yet

@@ -140,7 +140,7 @@ class Comparison(TrainLoop):
             self.rounds[f"{self.mode}, worker {worker}" if len(outcomes) > 1 else self.mode] = outcome.rounds
 
 
-def run_comparison(config: Config, console: Console) -> None:
+def run_comparison(config: Config, console: Console, as_json: bool = False) -> None:
     if config.speculation.mode == "plain":
         raise UserError("speculation.mode=plain leaves nothing to compare; drop that setting")
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"task": None})})  # it compares speed
@@ -159,4 +159,5 @@ def run_comparison(config: Config, console: Console) -> None:
     result |= {"workers": comparison.config.cluster.workers, "run": str(run.folder)}
     write_aside(run.folder / "compare.json", json.dumps(result, indent=2) + "\n")
     console.print(result_table(result, str(picture)))
-    print(json.dumps(result))
+    if as_json:
+        print(json.dumps(result))

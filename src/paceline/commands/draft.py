@@ -39,13 +39,14 @@ def train_command(
     window: int,
     vocab: int | None,
     overrides: list[str],
+    as_json: bool = False,
 ) -> None:
     if loss not in get_args(DraftLoss):
         raise UserError(f"--loss is '{loss}', but must be one of: {', '.join(get_args(DraftLoss))}")
     if (out / "config.json").exists():
         raise UserError(f"{out} holds a model or drafter already; name another folder with --out")
     config, policy, tokenizer = _load(model, task, overrides)
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=as_json)
     started = time.perf_counter()
     requests = _requests(config, policy, tokenizer, answers, 0, config.rollout.temperature)
     sequences = generate_sequences(policy, requests)
@@ -62,7 +63,8 @@ def train_command(
     save_drafter(drafter, out, trained | {"loss": loss})
     console.print(f"saved to {out}; measure its acceptance with: paceline draft eval {out} --model {model}")
     result = {"steps": f.steps, "tokens": f.tokens, "seconds": round(f.seconds, 1), "loss": round(f.loss, 4)}
-    print(json.dumps(result | {"agree": [round(a, 4) for a in f.agree], "out": str(out)}))
+    if as_json:
+        print(json.dumps(result | {"agree": [round(a, 4) for a in f.agree], "out": str(out)}))
 
 
 def _progress_printer(console: Console, interval_s: float) -> Callable[[Fitted], None]:
@@ -80,13 +82,13 @@ def _progress_printer(console: Console, interval_s: float) -> Callable[[Fitted],
     return show
 
 
-def eval_command(name: str, model: str, task: str, prompts: int, overrides: list[str]) -> None:
+def eval_command(name: str, model: str, task: str, prompts: int, overrides: list[str], as_json: bool = False) -> None:
     config, policy, tokenizer = _load(model, task, overrides)
     folder = find_drafter(name, model)
     if folder is None:
         raise UserError(f"there is no drafter beside the model {model}; name its folder")
     drafter = load_drafter(folder, policy)
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=as_json)
     by_depth = Table("T", "accept length", "depth 1", *(str(d) for d in range(2, DEPTH + 1)), box=None)
     rows = []
     for temperature in (0.0, 0.6, 1.0):
@@ -104,7 +106,8 @@ def eval_command(name: str, model: str, task: str, prompts: int, overrides: list
         by_position.add_row(label, *("-" if (v := r["by_position"][i]) is None else f"{v:.2f}" for r in rows))
     console.print("accept length by position")
     console.print(by_position)
-    print(json.dumps({"drafter": str(folder), "prompts": prompts, "rows": rows}))
+    if as_json:
+        print(json.dumps({"drafter": str(folder), "prompts": prompts, "rows": rows}))
 
 
 def measure_acceptance(
@@ -124,7 +127,7 @@ def measure_acceptance(
 def _load(model: str, task: str, overrides: list[str]) -> tuple[Config, Decoder, Tokenizer]:
     words = [f"model.path={model}", f"task.name={task}", *overrides]
     config = load_config(None, words)
-    Console(highlight=False).print(describe_recipe(None, words), markup=False)
+    Console(highlight=False, stderr=True).print(describe_recipe(None, words), markup=False)
     device = choose_device(config.model.device)
     tokenizer = load_tokenizer(model, config.task.chat_template_kwargs)
     return config, load_model(model, config.model.dtype, device), tokenizer

@@ -29,11 +29,12 @@ def draft_train(
         ),
     ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Settings as key=value.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, as the last line.")] = False,
 ) -> None:
     """Let the policy answer prompts, and train a drafter on the answers."""
     from paceline.commands.draft import train_command
 
-    train_command(model, task, out, minutes, answers, loss, window, vocab, settings or [])
+    train_command(model, task, out, minutes, answers, loss, window, vocab, settings or [], as_json)
 
 
 @draft_app.command("eval")
@@ -45,8 +46,9 @@ def draft_eval(
     task: Annotated[str, typer.Option(help="The task whose prompts it answers.")] = "countdown",
     prompts: Annotated[int, typer.Option(min=1)] = 64,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Settings as key=value.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, as the last line.")] = False,
 ) -> None:
     """Measure the acceptance of a drafter: by depth, by position in the answer, by temperature."""
     from paceline.commands.draft import eval_command
 
-    eval_command(drafter, model, task, prompts, settings or [])
+    eval_command(drafter, model, task, prompts, settings or [], as_json)

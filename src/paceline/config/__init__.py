@@ -8,9 +8,12 @@ the machine suggests"; the run directory keeps the resolved values.
     loading                         recipes and overrides -> a validated `Config`
     renamed                         names that settings had before, which keep working
     describe                        the list of all settings, and one sentence for what is wrong with one
+    kinds                           their types in words
+    foreign                         what TRL, verl and engines call them
 """
 
-from paceline.config.describe import describe_settings, setting_names
+from paceline.config.describe import describe_settings, did_you_mean, find_settings, setting_names
+from paceline.config.foreign import translate
 from paceline.config.generation import (
     EvalConfig,
     ModelConfig,
@@ -20,13 +23,18 @@ from paceline.config.generation import (
     TaskConfig,
 )
 from paceline.config.loading import (
+    COMMAND_LINE,
+    DEMO,
     RECIPES,
     build_config,
     change_settings,
     config_from,
+    demo_recipe,
     describe_recipe,
+    flat,
     load_config,
     read_overrides,
+    read_recipes,
     read_settings,
     recipe_names,
 )
@@ -34,6 +42,8 @@ from paceline.config.schema import Config
 from paceline.config.training import Aggregate, Algorithm, ClusterConfig, LearnConfig, LoraConfig, SpotConfig
 
 __all__ = [
+    "COMMAND_LINE",
+    "DEMO",
     "RECIPES",
     "Aggregate",
     "Algorithm",
@@ -51,11 +61,17 @@ __all__ = [
     "build_config",
     "change_settings",
     "config_from",
+    "demo_recipe",
     "describe_recipe",
     "describe_settings",
+    "did_you_mean",
+    "find_settings",
+    "flat",
     "load_config",
     "read_overrides",
+    "read_recipes",
     "read_settings",
     "recipe_names",
     "setting_names",
+    "translate",
 ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from paceline.files import reading
 COMMAND_LINE = "the command line"
 RECIPES = Path(__file__).parents[1] / "recipes"
 DEFAULT_RECIPE = "default"
-EMBEDDED_NAME = "embedded"
+DEMO = {"model.path": "embedded", "task.name": "countdown"}
+"""What the default recipe is made for."""
 RECIPE_BYTES = 256 * 2**10
 """Of a recipe: the largest that anybody would write, and the YAML parser takes a second for it."""
 MAX_PARTS = 20
@@ -28,7 +31,7 @@ MAX_PARTS = 20
 
 def load_config(recipe: str | None = None, overrides: list[str] | None = None) -> Config:
     """Read a recipe (a file, or the name of one that ships with Paceline), apply overrides, validate. Without a recipe
-    it is `default` for the embedded model, and none for any other."""
+    it is `default` for the embedded model on Countdown, and none for anything else."""
     name = choose_recipe(recipe, overrides)
     path = _find_recipe(name) if name else None
     values = read_settings(path) if path else {}
@@ -64,21 +67,21 @@ def change_settings(config: Config, settings: Iterable[tuple[str, Any]], where: 
 
 
 def choose_recipe(recipe: str | None = None, overrides: list[str] | None = None) -> str | None:
-    """The recipe that settings build on. The default one is made for the embedded model: its learning rate and its
-    penalty on long completions would spoil any other."""
+    """The recipe that settings build on. The default one is made for the embedded model on Countdown: its learning rate
+    and its penalty on long completions would spoil anything else, which gets the neutral defaults of the schema."""
     if recipe:
         return recipe
-    model: Any = EMBEDDED_NAME
-    for text in overrides or []:
-        key, _, raw = text.partition("=")
-        if key not in ("model", "model.path"):
-            continue
-        value = reading.parse_yaml(raw, f"the value of '{key}' on the command line")
-        if key == "model.path":
-            model = value
-        elif isinstance(value, dict):
-            model = value.get("path", EMBEDDED_NAME)
-    return DEFAULT_RECIPE if model == EMBEDDED_NAME else None
+    named = {"model.path": DEMO["model.path"], "task.name": DEMO["task.name"]}
+    for key, value in read_overrides([text for text in overrides or [] if text.startswith(("model", "task"))]):
+        section, _, rest = key.partition(".")
+        inside = {rest: value} if rest else value if isinstance(value, dict) else {}
+        named |= {f"{section}.{k}": v for k, v in inside.items() if f"{section}.{k}" in named}
+    return demo_recipe(named["model.path"], named["task.name"])
+
+
+def demo_recipe(model: Any, task: Any) -> str | None:
+    """The recipe of the embedded model on its own task; none for anything else."""
+    return DEFAULT_RECIPE if {"model.path": model, "task.name": task} == DEMO else None
 
 
 def describe_recipe(recipe: str | None = None, overrides: list[str] | None = None) -> str:
@@ -125,6 +128,27 @@ def recipe_names() -> list[str]:
     return sorted(p.stem for p in RECIPES.glob("*.yaml"))
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """One that ships with Paceline, as the comment says that it begins with."""
+
+    name: str
+    about: str
+    needs: str
+    """Which card, and what is downloaded."""
+
+
+def read_recipes() -> list[Recipe]:
+    return [_describe(RECIPES / f"{name}.yaml") for name in recipe_names()]
+
+
+def _describe(path: Path) -> Recipe:
+    """The comment at the top: sentences, then one that begins with `needs:`."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    about, _, needs = " ".join(line.lstrip("# ") for line in lines).partition("needs:")
+    return Recipe(path.stem, about.strip(), needs.strip())
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """The settings in a YAML file by their present names, not validated yet."""
     values = reading.read_yaml(path, RECIPE_BYTES)
@@ -162,3 +186,12 @@ def _put(values: dict[str, Any], key: str, value: Any, where: str) -> str:
             raise UserError(f"'{shown}' cannot be set: '{reading.shorten(part)}' is a value, not a section")
     values[last] = rename(value, where, key)
     return key
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by dotted key."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -101,7 +101,7 @@ class LoraConfig(Section):
 
 class LearnConfig(Section):
     algorithm: Algorithm = "grpo"
-    """Sets the defaults of the entries below that are `null`."""
+    """`grpo`, `dr_grpo`, `dapo`, `rloo` or `reinforce_pp`: sets the defaults of the entries below that are `null`."""
     lr: float = Field(1e-6, gt=0)
     """Peak learning rate."""
     warmup_steps: int = Field(0, ge=0, le=COUNT)

@@ -77,18 +77,19 @@ def export_policy(what: str, out: Path) -> dict[str, Any]:
     return {"out": str(out), "format": "policy", "policy_sha256": sha, "step": source.step}
 
 
-def export_command(what: str, out: Path, policy: bool, adapter: bool, **options: Any) -> None:
+def export_command(what: str, out: Path, policy: bool, adapter: bool, as_json: bool = False, **options: Any) -> None:
     from paceline.integrations.export_adapter import export_adapter
 
     if policy and adapter:
         raise UserError("--policy exports the merged weights and --adapter the adapters alone; name one of them")
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=as_json)
     if adapter:
         result = export_adapter(what, out, options["policy_name"])
     else:
         result = export_policy(what, out) if policy else export_drafter(what, out, **options)
     console.print(f"wrote {out}; its card is {out / 'README.md'}", soft_wrap=True, markup=False)
-    print(json.dumps(result))
+    if as_json:
+        print(json.dumps(result))
 
 
 def _measure(source: Source, drafter: Path, prompts: int, depth: int, settings: list[str]) -> Measured:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import config_from
+from paceline.config.foreign import ENGINES, FOREIGN
 from paceline.core import Completion, Request, SamplingParams
 from paceline.errors import UserError
-from paceline.library.prompts import Prompt, encode
+from paceline.library.prompts import Prompt, encode, model_name
 from paceline.lora.start import merge_adapter
 from paceline.model import load_model
 from paceline.model.tokenizer import load_tokenizer
@@ -55,11 +58,11 @@ class Engine:
         from paceline.library.drafter import Drafter
 
         own = drafter if isinstance(drafter, Drafter) else None
-        if own is not None and str(model) not in ("embedded", own.model):
+        if own is not None and model_name(model, "Engine") not in ("embedded", own.model):
             raise UserError(f"the drafter was made for {own.model}, not for {model}")
         if own is not None and adapter is not None:
             raise UserError("an adapter would change the model that the drafter already has; name the drafter's folder")
-        path = own.model if own else str(model)
+        path = own.model if own else model_name(model, "Engine")
         values = {
             "model.path": path,
             "model.device": device,
@@ -78,21 +81,57 @@ class Engine:
         self._engine = make_engine(self.model, self.config, self.tokenizer.decode, neural)
 
     def generate(
-        self, prompts: Sequence[Prompt], *, samples: int = 1, seed: int = 0, **how: Any
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        samples: int = 1,
+        seed: int = 0,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        max_tokens: int = 512,
+        min_tokens: int = 0,
+        stop: str | Sequence[str] = (),
+        stop_token_ids: Sequence[int] | None = None,
+        **unknown: Any,
     ) -> list[list[CompletionOutput]]:
-        """`samples` answers to each prompt, in order. A prompt is text, taken as it is, or messages for the model's
-        chat template. `how` is temperature (1.0; 0 is greedy), top_k, top_p, min_p, max_tokens (512), min_tokens,
-        and stop, a list of strings."""
+        """`samples` answers to each prompt, in order. A prompt is text, taken as it is, messages for the model's chat
+        template, or the ids of its tokens. A temperature of 0 is greedy; `stop` is one string or several, and
+        `stop_token_ids` replaces the model's own."""
+        sampling = self._sampling(
+            unknown, temperature, top_k, top_p, min_p, max_tokens, min_tokens, stop, stop_token_ids
+        )
         answers: list[list[CompletionOutput | None]] = [[None] * samples for _ in prompts]
-        for prompt, sample, answer in self.stream(prompts, samples=samples, seed=seed, **how):
+        for prompt, sample, answer in self._run(prompts, samples, seed, sampling):
             answers[prompt][sample] = answer
         return [[a for a in group if a is not None] for group in answers]
 
     def stream(
-        self, prompts: Sequence[Prompt], *, samples: int = 1, seed: int = 0, **how: Any
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        samples: int = 1,
+        seed: int = 0,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        max_tokens: int = 512,
+        min_tokens: int = 0,
+        stop: str | Sequence[str] = (),
+        stop_token_ids: Sequence[int] | None = None,
+        **unknown: Any,
     ) -> Iterator[tuple[int, int, CompletionOutput]]:
         """The same as they are finished: (which prompt, which of its samples, the answer)."""
-        sampling = self._sampling(how)
+        sampling = self._sampling(
+            unknown, temperature, top_k, top_p, min_p, max_tokens, min_tokens, stop, stop_token_ids
+        )
+        return self._run(prompts, samples, seed, sampling)
+
+    def _run(
+        self, prompts: Sequence[Prompt], samples: int, seed: int, sampling: SamplingParams
+    ) -> Iterator[tuple[int, int, CompletionOutput]]:
         encoded = encode(self.tokenizer, prompts)
         requests = [
             Request(i * samples + k, tokens, sampling, seed) for i, tokens in enumerate(encoded) for k in range(samples)
@@ -103,12 +142,25 @@ class Engine:
         finally:
             self._engine.clear()  # whoever stops looking gets no more
 
-    def _sampling(self, how: dict[str, Any]) -> SamplingParams:
-        stop = how.pop("stop", ())
+    def _sampling(
+        self,
+        unknown: dict[str, Any],
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        max_tokens: int,
+        min_tokens: int,
+        stop: str | Sequence[str],
+        stop_token_ids: Sequence[int] | None,
+    ) -> SamplingParams:
+        for name in unknown:
+            raise UserError(_unknown_argument(name))
+        ends = self.tokenizer.eos_ids if stop_token_ids is None else tuple(stop_token_ids)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
         try:
             return SamplingParams(
-                **{"stop_token_ids": self.tokenizer.eos_ids} | how,
-                stop=(stop,) if isinstance(stop, str) else tuple(stop),
+                temperature, top_k, top_p, min_p, max_tokens, min_tokens, stop_token_ids=ends, stop=stops
             )
         except (TypeError, ValueError) as err:
             raise UserError(f"these sampling parameters do not work: {err}") from err
@@ -120,3 +172,15 @@ class Engine:
     def stats(self) -> EngineStats:
         """What the engine has done so far: tokens, seconds, accepted draft tokens."""
         return self._engine.stats
+
+
+def _unknown_argument(name: str) -> str:
+    """An argument that other libraries have, or one that is misspelled."""
+    known = [p.name for p in inspect.signature(Engine.generate).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for one in FOREIGN:
+        if one.library == ENGINES and one.name == name:
+            note = f" ({one.note})" if one.note else ""
+            return f"'{name}' is '{one.here}' here{note}" if one.here else f"there is no '{name}': {one.note}"
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(known)}"
+    return f"generate takes no argument '{name}'; {hint}"

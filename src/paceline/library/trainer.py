@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config import Config, config_from
+from paceline.config import DEMO, Config, config_from, demo_recipe
 from paceline.errors import UserError
+from paceline.library.prompts import model_name
 from paceline.loop import train
+from paceline.observe.hooks import Callback
 from paceline.observe.live import LiveView
 from paceline.process.stopping import Stopping
 from paceline.run import Run
+from paceline.setup.resume import GIVEN
 from paceline.tasks.datasets import DataSet
 from paceline.tasks.rewards import Reward, as_reward, load_reward
 from paceline.tasks.sample import Task
@@ -21,8 +24,7 @@ from paceline.tasks.wording import Wording
 RewardFunction = str | Callable[..., Any]
 Rewards = RewardFunction | Sequence[RewardFunction | tuple[RewardFunction, float]]
 Data = str | Path | Task | Iterable[Mapping[str, Any]]
-GIVEN = "data"  # what the settings of a run call rows that were given in Python
-EVAL_GIVEN = "eval"  # and those of its evaluation
+EVAL_GIVEN = "eval"  # what the settings call rows of the evaluation that were given in Python
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,12 @@ class Trained:
         assert newest is not None, "a run that has ended has saved"
         return newest
 
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the run's page, into the run or to `out` -> its path."""
+        from paceline.report.page import write_report
+
+        return write_report(self.folder, Path(out) if out else None)[0]
+
     @property
     def rewards(self) -> list[float]:
         """Mean reward of every step."""
@@ -51,8 +59,8 @@ class Trainer:
 
     def __init__(
         self,
-        model: str | Path = "embedded",
-        data: Data = "countdown",
+        model: str | Path | None = None,
+        data: Data | None = None,
         reward: Rewards | None = None,
         *,
         steps: int | None = None,
@@ -61,18 +69,25 @@ class Trainer:
         recipe: str | None = None,
         progress: bool = False,
         eval_data: Data | None = None,
+        callbacks: Sequence[Callback] = (),
     ):
         """`model` is a folder, a hub id, or `embedded`. `data` is rows with a prompt each (a list of dicts, a data set
         of the datasets library, anything that can be iterated over), the name of a task or file as in `task.name`, or
-        an object with a name and `sample(index)`. `reward` is one function or several, each with a weight or without:
+        an object with a name and `sample(index)`. Of both None takes what the recipe says, or else the embedded model
+        and Countdown. `reward` is one function or several, each with a weight or without:
         `f(prompts, completions, **columns)` or `compute_score(data_source, solution_str, ground_truth, extra_info)`, or
         the name of one that is built in; None takes the task's own. `settings` are by their dotted names, on top of a
-        `recipe` if one is named. `progress` shows how it goes. `eval_data` is what the policy is evaluated on, written
-        as `data` is; how often and with how many samples is under `eval` in the settings."""
-        values: dict[str, Any] = {"model.path": str(model)}
+        `recipe` if one is named; as on the command line, there is none unless the embedded model trains on Countdown.
+        `progress` shows how it goes, also in a notebook. `eval_data` is what the policy is evaluated on, written as
+        `data` is; how often and with how many samples is under `eval` in the settings. Each of `callbacks` is called
+        after every step with its `StepInfo`: metrics and groups, `log` for numbers of one's own, `stop` to end the run
+        there."""
+        values: dict[str, Any] = {}
+        if model is not None:
+            values["model.path"] = model_name(model, "Trainer")
         if isinstance(data, str | Path):
             values["task.name"] = str(data)
-        else:
+        elif data is not None:
             values["task.name"] = getattr(data, "name", GIVEN) if hasattr(data, "sample") else GIVEN
         if eval_data is not None:
             name = getattr(eval_data, "name", EVAL_GIVEN) if hasattr(eval_data, "sample") else EVAL_GIVEN
@@ -84,12 +99,16 @@ class Trainer:
             values["steps"] = steps
         if run_dir is not None:
             values["run_dir"] = str(run_dir)
-        self.config = config_from(values | dict(settings or {}), "Trainer(...)", recipe)
-        self._task = _task(data, self.config, sent=not here)
+        values |= dict(settings or {})
+        about = DEMO | {key: values[key] for key in DEMO if key in values}
+        recipe = recipe or demo_recipe(about["model.path"], about["task.name"])
+        self.config = config_from(values, "Trainer(...)", recipe)
+        self._task = None if data is None else _task(data, self.config, sent=not here)
         self._eval_task = _task(eval_data, self.config, not here, EVAL_GIVEN) if eval_data is not None else None
         self._rewards = here
-        self._resume: Path | None = None
+        self._resume: Run | Path | None = None
         self._progress = progress
+        self._callbacks = list(callbacks)
         self._stopping = Stopping()
 
     @classmethod
@@ -99,14 +118,19 @@ class Trainer:
         data: Data | None = None,
         reward: Rewards | None = None,
         *,
+        settings: Mapping[str, Any] | None = None,
         progress: bool = False,
         eval_data: Data | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> Trainer:
-        """Go on with a run. What was given in Python when it began has to be given again."""
+        """Go on with a run. What was given in Python when it began has to be given again. `settings` change, as far as
+        they may in a run that has begun, from its next step on."""
         trainer = cls.__new__(cls)
-        trainer.config = Run.open(Path(run_dir)).config
-        trainer._resume = Path(run_dir)
+        run = Run.open(Path(run_dir), list((settings or {}).items()), "Trainer.resume(...)")
+        trainer.config = run.config
+        trainer._resume = run
         trainer._progress = progress
+        trainer._callbacks = list(callbacks)
         trainer._rewards = _rewards(reward)[1]
         trainer._task = None
         if data is not None:
@@ -121,10 +145,12 @@ class Trainer:
         """Run all steps that are left. Raises `paceline.errors.Stopped` if it was asked to stop before that."""
         view = LiveView(self.config, quiet=not self._progress)
         try:
-            given = self._task, self._rewards or None, self._stopping, self._eval_task
+            given = self._task, self._rewards or None, self._stopping, self._eval_task, self._callbacks
             run, rows = train(self.config, self._resume, view, *given)
         finally:
             self._stopping = Stopping()
+            if self._resume is not None:
+                self._resume = Path(self.config.run_dir or "")
         return Trained(run.folder, rows)
 
     def stop(self) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.process.waiting import measure_use
 from paceline.setup.machine import machine_memory
 
 OPTIONAL_PACKAGES = {
@@ -49,9 +50,18 @@ def _machine() -> list[Finding]:
             f"{os.cpu_count()} cores, {threads} threads",
             "rewards; decoding and learning without a GPU",
         ),
+        _load(),
         Finding("memory", f"{memory:.0f} GB", "KV pages take at most 2 GB of it without a GPU"),
         Finding("disk here", f"{free:.0f} GB free", "checkpoints under runs/", free > 2),
     ]
+
+
+def _load() -> Finding:
+    use = measure_use()
+    if use.shared:
+        how = "shared with others: threads wait passively (OMP_WAIT_POLICY), else they would slow each other down"
+        return Finding("CPU load", use.describe(), how, False)
+    return Finding("CPU load", use.describe(), "threads of one process may spin while they wait")
 
 
 def _gpus() -> list[Finding]:

@@ -20,6 +20,7 @@ from rich.text import Text
 from paceline.config import Config
 from paceline.observe.step_text import (
     BAR_WIDTH,
+    describe_learning,
     describe_speculation,
     describe_workers,
     line_of,
@@ -106,6 +107,7 @@ class LiveView:
                     f"p99 {m['response_length/p99']:.0f}   {m['rollout/tok_s']:,.0f} tokens/s"
                 )
             )
+            parts.append(Text(f"learn  {describe_learning(m)}"))
             parts.append(time_bar(m))
             if workers := describe_workers(m):
                 parts.append(Text(f"       {workers}"))

@@ -17,6 +17,14 @@ PART_COLOURS = {
     "save_checkpoint": "green",
 }
 """The parts of a step, named as in the metrics: `timing_s/PART`."""
+LEARNING_METRICS = (
+    ("groups/mixed", "mixed", ".0%"),
+    ("response_length/clip_ratio", "cut", ".0%"),
+    ("actor/entropy", "entropy", ".2f"),
+    ("actor/kl_loss", "KL", ".4f"),
+    ("actor/pg_clipfrac", "clip", ".1%"),
+    ("actor/grad_norm", "grad", ".2f"),
+)
 SPARKS = " ▁▂▃▄▅▆▇█"
 BAR_WIDTH = 40
 MIN_SHOWN_S = 0.05  # seconds: a part that took less is left out of a step's line
@@ -33,7 +41,14 @@ def line_of(step: int, steps: int, m: dict[str, float]) -> str:
         f"{m['rollout/tok_s']:,.0f} tokens/s  {m['timing_s/step']:.1f} s"
         + (f" = {split}" if split else "")
         + (f"  {workers}" if workers else "")
+        + (f"  {learning}" if (learning := describe_learning(m)) else "")
     )
+
+
+def describe_learning(m: dict[str, float]) -> str:
+    """What a step learned from and how, as far as it is known: groups of unequal rewards, answers cut at max_tokens,
+    and of the update entropy, KL divergence, clipped tokens and gradient norm."""
+    return " ".join(f"{label} {m[name]:{form}}" for name, label, form in LEARNING_METRICS if name in m)
 
 
 def describe_workers(m: dict[str, float]) -> str:

@@ -44,6 +44,25 @@ def length_curves(run: RunData) -> str:
     return _curves(run, names, "tokens per answer", from_zero=True)
 
 
+def signal_curves(run: RunData) -> str:
+    names = {"groups/mixed": "groups of unequal rewards", "response_length/clip_ratio": "answers cut at max_tokens"}
+    if any(run.values("actor/pg_clipfrac")):
+        names["actor/pg_clipfrac"] = "tokens clipped"
+    return _curves(run, names, "share", from_zero=True)
+
+
+def entropy_curve(run: RunData) -> str:
+    return _curves(run, {"actor/entropy": "entropy"}, "nats per token", from_zero=True)
+
+
+def kl_curve(run: RunData) -> str:
+    return _curves(run, {"actor/kl_loss": "KL divergence"}, "nats per token", from_zero=True)
+
+
+def gradient_curve(run: RunData) -> str:
+    return _curves(run, {"actor/grad_norm": "gradient norm"}, "before clipping", from_zero=True)
+
+
 def accept_curve(run: RunData) -> str:
     """Steps with speculative rounds have a value. A dashed line is a new version of the drafter: between the step that
     published it and the first one that used it."""

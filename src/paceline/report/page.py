@@ -15,6 +15,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.files.writing import write_aside
+from paceline.observe.signal import find_causes
 from paceline.observe.timeline import Span
 from paceline.report import figures, lanes
 from paceline.report.css import REPORT_CSS
@@ -43,8 +44,8 @@ def page(run: RunData, savings: Savings) -> str:
     name = html.escape(run.folder.resolve().name)
     body = [f"<h1>{name}</h1>", _state(run)]
     if run.metrics:
-        body += [_headline(run), _worth(savings), _lanes(run), *_charts(run, savings)]
-    body.append(_settings(run))
+        body += [_headline(run), _signal(run), _worth(savings), _lanes(run), *_charts(run, savings)]
+    body += [_changes(run), _settings(run)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -164,6 +165,12 @@ def _charts(run: RunData, s: Savings) -> list[str]:
         "<h2>Learning</h2>",
         _figure("fig-reward", figures.reward_curve(run), "Mean reward of each step's answers."),
         _figure("fig-length", figures.length_curves(run), "Tokens per answer: mean, median, 99th percentile."),
+        _figure(
+            "fig-signal",
+            figures.signal_curves(run),
+            "What there is to learn from: groups of unequal rewards; answers that ended at max_tokens.",
+        ),
+        *_update_figures(run),
         evaluation_section(run),
         "<h2>Long answers</h2>",
         _figure("fig-histogram", figures.histogram(run), _tail_caption(run.lengths, s)),
@@ -181,6 +188,36 @@ def _charts(run: RunData, s: Savings) -> list[str]:
             "No rounds were recorded.",
         ),
     ]
+
+
+def _update_figures(run: RunData) -> list[str]:
+    """Of what the learner measured; a figure that would be empty is left out."""
+    drawn = {
+        "fig-entropy": (figures.entropy_curve(run), "Entropy of the policy at the tokens that it was trained on."),
+        "fig-kl": (figures.kl_curve(run), "KL divergence to the first policy (the k3 estimate)."),
+        "fig-gradient": (figures.gradient_curve(run), "Norm of the gradient before it was clipped."),
+    }
+    return [_figure(name, drawing, caption) for name, (drawing, caption) in drawn.items() if drawing]
+
+
+def _signal(run: RunData) -> str:
+    """Why nothing may be learned, if that is so."""
+    causes = find_causes(run.settings, run.metrics)
+    lines = (
+        f'<p class="loss">nothing may be learned, since step {one.step}: {html.escape(one.sentence)}</p>'
+        for one in causes
+    )
+    return f'<div id="signal">{"".join(lines)}</div>' if causes else ""
+
+
+def _changes(run: RunData) -> str:
+    """Settings that were changed when the run was resumed."""
+    rows = [
+        f"<li><code>{html.escape(key)}</code> {_json(before)} → {_json(after)} after step {step}</li>"
+        for step, changed in run.changes
+        for key, (before, after) in changed.items()
+    ]
+    return f'<h2>Changed on resuming</h2><ul id="changes">{"".join(rows)}</ul>' if rows else ""
 
 
 def _tail_caption(lengths: list[int], s: Savings) -> str:

@@ -11,14 +11,15 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from paceline.config import Config, build_config, read_settings
+from paceline.config import Config, build_config, flat, read_settings
 from paceline.errors import UserError
 from paceline.evaluation.records import EvalRecord, read_records
 from paceline.files import reading
 from paceline.observe.metrics import read_lines, read_rows, speculating
 from paceline.observe.timeline import Span, read_timeline
 from paceline.run.best import read_best
-from paceline.setup.decisions import Decisions, flat, read_decisions
+from paceline.run.changes import Changes, read_changes
+from paceline.setup.decisions import Decisions, read_decisions
 
 MAX_DRAWN = 1e100  # a larger number counts as one that is not finite
 
@@ -49,6 +50,8 @@ class RunData:
     evaluations: list[EvalRecord] = field(default_factory=list)
     best_step: int | None = None
     """Of the best checkpoint by evaluation."""
+    changes: list[tuple[int, Changes]] = field(default_factory=list)
+    """Settings that were changed when the run was resumed: (after which step, which)."""
 
     @property
     def steps(self) -> int:
@@ -113,6 +116,7 @@ def read_run(folder: Path) -> RunData:
         answers,
         evaluations,
         best.step if best else None,
+        read_changes(folder),
     )
 
 

@@ -3,6 +3,8 @@ moment leaves it usable: whole files are written aside and renamed, lines are ap
 
     RUN/config.yaml                  the resolved settings
     RUN/decided.yaml                 which of them were left open, and were decided
+    RUN/changes.jsonl                which of them were changed when the run was resumed, and after which step
+    RUN/sources.json, RUN/sources/   hashes of data and reward files, and copies of the latter
     RUN/metrics.jsonl                one line per step
     RUN/samples.jsonl                some completions of each step
     RUN/answers.jsonl                length, reward and worker of every completion
@@ -16,6 +18,7 @@ moment leaves it usable: whole files are written aside and renamed, lines are ap
     RUN/rewards.log                  what reward functions printed
     RUN/workers.log                  what workers printed, where they are processes of their own
     RUN/errors.log                   tracebacks of what went wrong
+    RUN/end.json                     why it stopped, if it did not finish and was not killed
     RUN/checkpoints/step-000010/     the policy in Hugging Face form, and what is needed to resume
 """
 
@@ -26,7 +29,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +46,9 @@ from paceline.model.tokenizer import Tokenizer
 from paceline.observe.metrics import append_line, cut_lines, read_lines, read_rows
 from paceline.run import checkpoints
 from paceline.run.best import read_best
+from paceline.run.changes import CHANGES, Changes, change_run
 from paceline.run.checkpoints import Progress, checkpoint_name
+from paceline.run.sources import COPIES, INDEX, with_absolute_paths
 from paceline.setup.decisions import FILE as DECIDED
 from paceline.setup.decisions import compare, dump_decisions, read_decisions, reopen
 
@@ -53,7 +58,7 @@ LOGS = (
 )  # fmt: skip
 CONFIG = "config.yaml"
 ADDED = ("eval",)  # sections that runs of earlier versions do not have
-MADE_AT_START = (CONFIG, DECIDED, "timeline.json", "rewards.log", "workers.log", "errors.log", LOCK)
+MADE_AT_START = (CONFIG, DECIDED, CHANGES, INDEX, "timeline.json", "rewards.log", "workers.log", "errors.log", LOCK)
 
 
 class Run:
@@ -61,6 +66,9 @@ class Run:
         self.folder = folder
         self.config = config
         self.checkpoints = folder / "checkpoints"
+        self.changes: Changes = {}
+        """What is different since the run is resumed."""
+        self._renewed: Collection[str] = ()  # settings that were named when it was resumed: they count as given
         self._lock: RunLock | None = None
         self._found: set[str] | None = set()  # what the directory held before; None if it was made for the run
         self._parents: list[Path] = []  # that were made for it, the innermost first
@@ -68,6 +76,7 @@ class Run:
     @classmethod
     def create(cls, config: Config) -> Run:
         """A new one, locked."""
+        config = with_absolute_paths(config)
         task = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.task.name).stem).strip("-") or "run"
         folder = Path(config.run_dir or "runs")
         try:
@@ -102,16 +111,22 @@ class Run:
         return None
 
     @classmethod
-    def open(cls, folder: Path) -> Run:
+    def open(cls, folder: Path, settings: Iterable[tuple[str, Any]] = (), where: str = "the settings") -> Run:
+        """One that is there, with some settings changed; it is written that they are when the run has been resumed."""
         if not os.path.isfile(folder / CONFIG):  # which says no of names that no file can have
             raise UserError(f"{reading.shorten(str(folder), 200)} is not a run directory: it has no config.yaml")
         file = reading.inside(folder, CONFIG)
-        settings = read_settings(file)
-        if missing := [name for name in Config.model_fields if name not in settings and name not in ADDED]:
+        values = read_settings(file)
+        if missing := [name for name in Config.model_fields if name not in values and name not in ADDED]:
             # Half a file would be a valid one, and the run would go on with other settings than its own.
             raise UserError(f"{file} is not whole: it has no '{missing[0]}'; bring back what the run was started with")
-        config = build_config(settings, where=str(file))
-        return cls(folder, config.model_copy(update={"run_dir": str(folder)}))
+        config = build_config(values, where=str(file)).model_copy(update={"run_dir": str(folder)})
+        run = cls(folder, config)
+        if settings:
+            newest = run.newest_checkpoint()
+            own_drafter = newest is not None and (newest / "drafter").is_dir()
+            run.config, run.changes, run._renewed = change_run(config, settings, where, own_drafter)
+        return run
 
     def lock(self) -> str | None:
         """Keep other processes out until `unlock` or the end of this one -> a warning, where the disk cannot."""
@@ -126,7 +141,8 @@ class Run:
 
     def given(self, config: Config | None = None, keep: Collection[str] = ()) -> Config:
         """The settings with all that was decided open again, but for some keys."""
-        return reopen(config or self.config, read_decisions(self.folder), keep)
+        made = {key: one for key, one in read_decisions(self.folder).items() if key not in self._renewed}
+        return reopen(config or self.config, made, keep)
 
     def write_config(self, given: Config, decided: Config, kept: Collection[str]) -> None:
         """Replace the settings by those that leave nothing open. Wherever a kill comes in between, what is found then
@@ -151,6 +167,8 @@ class Run:
         else:
             for name in set(MADE_AT_START) - self._found:
                 (self.folder / name).unlink(missing_ok=True)
+            if COPIES not in self._found:
+                shutil.rmtree(self.folder / COPIES, ignore_errors=True)
             if self.checkpoints.name not in self._found and not any(self.checkpoints.iterdir()):
                 self.checkpoints.rmdir()
         self.unlock()

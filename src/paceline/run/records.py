@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,7 +124,14 @@ def describe_groups(groups: list[Group]) -> dict[str, float]:
         "response_length/clip_ratio": np.mean([c.finish_reason == "length" for c in completions]),
         "prompt_length/mean": np.mean([len(g.prompt) for g in groups]),
     }
-    for name in sorted({name for g in groups for v in g.values.values() for name in v}):
+    names = sorted({name for g in groups for v in g.values.values() for name in v})
+    for name, label in zip(names, short_names(names), strict=True):
         values = [v[name] for g in groups for v in g.values.values() if name in v]
-        metrics[f"reward/{name}"] = len(values) / len(rewards) if name == "errors" else np.mean(values)
+        metrics[f"reward/{label}"] = len(values) / len(rewards) if name == "errors" else np.mean(values)
     return {name: float(value) for name, value in metrics.items()}
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names of reward functions without the folders of their files, unless two would be called the same."""
+    short = [name.rpartition("/")[2] for name in names]
+    return [one if short.count(one) == 1 else name for name, one in zip(names, short, strict=True)]

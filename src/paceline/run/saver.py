@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from paceline.errors import RunError, Stopped, UserError, WorkerFailed
+from paceline.observe.hooks import CallbackFailed
 from paceline.run.checkpoints import Progress, checkpoint_name
 from paceline.run.directory import Run
+from paceline.run.state import write_end
 
 if TYPE_CHECKING:
     from paceline.cluster.cluster import Cluster
@@ -75,6 +77,7 @@ class RunSaver:
         sentence, trace = describe_error(err)
         file = self.run.write_error(sentence, trace)
         saved = self.save_if_whole()
+        write_end(self.run.folder, "failed", sentence)
         return RunError(
             f"{sentence}; {saved}; the traceback is in {file}; fix it and resume with: {self.run.resume_command}"
         )
@@ -82,6 +85,7 @@ class RunSaver:
     def fix_and_resume(self, sentence: str, otherwise: str = "") -> RunError:
         """Save what there is -> the sentence with what to do."""
         saved = self.save_if_whole()
+        write_end(self.run.folder, "failed", sentence)
         return RunError(f"{sentence}; {saved}; fix it and resume with: {self.run.resume_command}{otherwise}")
 
     def check_update(self, metrics: dict[str, float], limit: int) -> None:
@@ -95,6 +99,7 @@ class RunSaver:
         self.note(f"step {step + 1}: the loss or its gradient was not finite, so the update was skipped")
         if self.progress.bad_updates >= limit:
             self.save()
+            write_end(self.run.folder, "failed", f"{limit} updates in a row were not finite")
             raise RunError(
                 f"{limit} updates in a row were not finite (learn.max_bad_updates); the policy before them is saved "
                 f"after step {step}; try a lower learn.lr and resume with: {self.run.resume_command}"
@@ -104,6 +109,7 @@ class RunSaver:
 def stopped(run: Run, stopping: Stopping, when: str) -> Stopped:
     """What is said last of a run that was asked to stop."""
     assert stopping.number is not None, "somebody asked"
+    write_end(run.folder, "stopped", when)
     return Stopped(f"{when}; resume with: {run.resume_command}", stopping.number)
 
 
@@ -111,4 +117,6 @@ def describe_error(err: Exception) -> tuple[str, str]:
     """The sentence and the traceback of an error, in this process or in a worker."""
     if isinstance(err, WorkerFailed):
         return str(err), err.trace
+    if isinstance(err, CallbackFailed):
+        return str(err), traceback.format_exc()
     return f"{type(err).__name__}: {err}", traceback.format_exc()

@@ -6,14 +6,14 @@ tell them apart and a resumed run can decide again. A value that was edited sinc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from paceline.config import Config, build_config
+from paceline.config import Config, build_config, flat
 from paceline.config.renamed import RENAMED
 from paceline.errors import UserError
 from paceline.files.reading import check, read_yaml
@@ -66,12 +66,3 @@ def reopen(config: Config, made: Decisions, keep: Collection[str] = ()) -> Confi
         if key not in keep and isinstance(section, dict) and last in section and section[last] == decision.decided:
             section[last] = decision.given
     return build_config(values, where=FILE)
-
-
-def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by dotted key."""
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

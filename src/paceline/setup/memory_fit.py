@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 DEFAULT_PROMPT_TOKENS = 1024  # that a prompt is taken to have where task.max_prompt_tokens does not limit it
 ADAPTERS = LoraConfig(rank=32)
 SMALL_BATCH = 32  # of rollout.max_batch, where memory is short
+FAQ = "docs/faq.md#how-much-memory"
 MIN_SAVING = 0.02  # of the whole; a change that saves less is not proposed
 Change = Callable[[Config], Config | None]
 """A smaller config, or None if it would be the same."""
@@ -58,7 +59,7 @@ def _sentence(plan: MemoryPlan, changed: MemoryPlan, helps: str) -> str:
     if helps and not changed.fits:
         advice += f" (with {helps} it needs {gb(changed.least)} GB)"
     has = f"{plan.memory.name} has {gb(plan.memory.bytes)}"
-    return f"this run needs about {gb(plan.least)} GB ({needs}, …), but {has}: {advice}"
+    return f"this run needs about {gb(plan.least)} GB ({needs}, …), but {has}: {advice} ({FAQ})"
 
 
 def _set(section: str, **values: Any) -> Change:

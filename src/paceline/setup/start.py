@@ -24,6 +24,7 @@ from paceline.model.checkpoint import find_model, read_config
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.observe.live import LiveView
 from paceline.observe.metrics import MetricsLog
+from paceline.process import waiting
 from paceline.process.stopping import Interrupted, Stopping
 from paceline.run import Progress, Run
 from paceline.run.records import StepRecorder
@@ -32,6 +33,8 @@ from paceline.setup.build import make_sampling
 from paceline.setup.decide import decide, decide_for_device, kept_settings
 from paceline.setup.device import choose_device
 from paceline.setup.memory import MemoryPlan, filled, plan_run
+from paceline.setup.objective import objective_line
+from paceline.setup.resume import Resumption
 from paceline.spot.versions import Versions
 from paceline.tasks import Task, make_task
 from paceline.tasks.prompts import PromptStream
@@ -96,14 +99,16 @@ def _start(
     eval_task: Task | None,
     undo: ExitStack,
 ) -> StartedRun:
-    newest = run.newest_checkpoint()
+    resumption = Resumption.of(run, config, task)
+    newest = resumption.newest
     given = run.given(config)
-    config, tokenizer, plan = _resolve(run.given(config, kept_settings(newest)), newest, view, engines)
+    config = resumption.without_model(run.given(config, kept_settings(newest)))
+    config, tokenizer, plan = _resolve(config, newest, view, engines)
     style: Any = config.task.style
     task = reworded(task, config.task, style) if task else make_task(config.task, config.seed, style)
     if config.eval.task:
         eval_task = eval_task or make_eval_task(config, style)
-    pool = make_rewards(config, task, rewards, run.folder / "rewards.log")
+    pool = make_rewards(resumption.with_rewards(config), task, rewards, run.folder / "rewards.log")
     undo.callback(pool.close)
     eval_pool = pool
     if eval_task and needs_other_rewards(config, task, eval_task, rewards):
@@ -112,6 +117,7 @@ def _start(
     if eval_task:
         read_records(run.folder)  # what is damaged is better found now
     progress = run.restore()
+    resumption.check_steps(progress, config.steps)
     sampling = make_sampling(config, tokenizer.eos_ids)
     cluster = make_cluster(config, run, view.note)
     undo.callback(cluster.close)
@@ -120,13 +126,17 @@ def _start(
 
         config = decide_for_device(config, torch.device(choose_ray_device(config)))
     run.write_config(given, config, kept_settings(newest))
+    resumption.tell(config, progress, view)
     with stopping.listening():  # again: Ray sets handlers of its own
         facts = cluster.start()
     if progress.tuner:
         cluster.restore_tuner(progress.tuner)
     prompts = PromptStream(task, tokenizer, sampling, config, facts.max_length, view.say)
-    prompts.group(0)  # a prompt that cannot work is better found now
+    first = prompts.group(0)  # a prompt that cannot work is better found now
     pool.ready()
+    if config.model.device == "cpu" and (hint := waiting.advice(config.model.threads or 1)):
+        view.note(hint)
+    view.say(objective_line(config, facts.max_length, len(first.prompt)))
     evaluator = None
     if eval_task:
         eval_set = make_eval_set(eval_task, tokenizer, sampling, config, facts.max_length)

@@ -13,7 +13,8 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,17 @@ def _call_trl(
     arguments |= {"prompts": [sample.prompt], "completions": [completion], "completion_ids": [tokens]}
     result = function(**{k: v for k, v in arguments.items() if takes_all or k in parameters})
     if inspect.iscoroutine(result):
-        result = asyncio.run(result)
+        result = _awaited(result)
     if not hasattr(result, "__len__") or len(result) != 1:
         raise BadReward(f"returned {shown(result)} for one completion instead of a list with one value")
     return result[0]
+
+
+def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of an async function; in a notebook, whose thread runs a loop already, from another thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
