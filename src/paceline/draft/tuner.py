@@ -43,7 +43,6 @@ class Tuner:
         self._trial_due: dict[str, float] = {}  # by drafter or family: the `total_s` from which on it may have one
         self._batch = 0  # of the last round
         self._best = PLAIN  # of the last decision
-        self._best_s = 0.0  # seconds per token and sequence that it was expected to take
 
     def choose(self, context: BatchContext) -> Choice:
         """The strategy of the next round. The outcomes of earlier rounds may be observed later."""
@@ -63,7 +62,6 @@ class Tuner:
         if best.drafter != self._best.drafter:  # a drafter that has become good: all that it can do may be tried
             self._allow_trials(best.drafter)
         self._best = best
-        self._best_s = seconds[best]
         tried = self._trial(size, [s for s in seconds if s != best])
         return Choice(best) if tried is None else Choice(tried, trial=True)
 
@@ -84,14 +82,20 @@ class Tuner:
         return seconds / tokens + waited_for * self._costs.alone_s(size)
 
     def _trial(self, size: int, others: list[Strategy]) -> Strategy | None:
-        """Of the trials that are due the one that has waited longest, with the cheapest strategy that it can have. The
-        first one of all, and since a drafter has changed, is due at once."""
+        """Of the trials that are due the one that has waited longest: of a drafter that is not in use with its cheapest
+        strategy, of a family of the one in use with its deepest, which tells of all depths. The first one of all, and
+        since a drafter has changed, is due at once."""
         if not self.explore:
             return None
         until = self.total_s if self.explored_s < self.explore * self.total_s else 0.0
         due = {s: self._trial_due.get(self._trial_of(s), 0.0) for s in others}
         ready = (s for s, since in due.items() if since <= until)
-        tried = min(ready, key=lambda s: (due[s], self._costs.round_s(size, s)), default=None)
+        in_use = self._best.drafter
+        tried = min(
+            ready,
+            key=lambda s: (due[s], -s.depth if s.drafter == in_use else self._costs.round_s(size, s)),
+            default=None,
+        )
         if tried is not None:
             self._trial_due[self._trial_of(tried)] = self.total_s + HORIZON * self._costs.round_s(size, self._best)
         return tried
@@ -123,11 +127,11 @@ class Tuner:
             self._costs.observe(size, strategy, outcome.seconds, outcome.catch_up_rows, self.round)
 
     def _lost_s(self, trial: RoundOutcome) -> float:
-        """Its seconds, less what its tokens would have taken otherwise. Where sequences end together, accepted draft
+        """Its seconds, less what its tokens would have taken plainly. Where sequences end together, accepted draft
         tokens gain nothing that is sure."""
         accepted = fmean(trial.accepted) if trial.accepted else 0.0
         tokens = 1 + (1 - self.stragglers.together) * accepted
-        return trial.seconds - tokens * self._best_s
+        return trial.seconds - tokens * self._costs.round_s(bucket(self._ladder, trial.batch), PLAIN)
 
     def renew(self) -> None:
         """A drafter has changed: every trial may come at once, whatever those before have taken."""
