@@ -14,7 +14,6 @@ from paceline.draft.eagle.files import load_drafter
 from paceline.model import load_model
 
 from ..test_cli import QUICK, here, rows
-from ..test_speculation import last_json
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +32,8 @@ def card(folder: Path) -> str:
 
 def test_the_drafter_of_a_run(run, tmp_path, capsys):
     out = tmp_path / "out"
-    assert here("export", run, out, "--format", "vllm") == 0
-    result = last_json(capsys.readouterr().out)
+    assert here("export", run, out, "--format", "vllm", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
     newest = run / "checkpoints/step-000004"
     sha = hashlib.sha256((newest / "model.safetensors").read_bytes()).hexdigest()
     text = card(out)
@@ -54,8 +53,11 @@ def test_the_drafter_of_a_run(run, tmp_path, capsys):
 
 def test_the_accept_length_of_the_card_was_measured(run, tmp_path, capsys):
     out = tmp_path / "out"
-    assert here("export", run, out, "--format", "speculators", "--measure", "--prompts", "2", "--depth", "3") == 0
-    accept = last_json(capsys.readouterr().out)["accept_length"]
+    assert (
+        here("export", run, out, "--format", "speculators", "--measure", "--prompts", "2", "--depth", "3", "--json")
+        == 0
+    )
+    accept = json.loads(capsys.readouterr().out)["accept_length"]
     assert list(accept) == ["0", "0.6", "1"] and all(1 <= length <= 4 for length in accept.values())
     text = card(out)
     assert all(f"| {temperature} | {length:.2f} |" in text for temperature, length in accept.items())
@@ -82,7 +84,7 @@ def test_the_policy_of_a_run_is_a_hugging_face_checkpoint(run, tmp_path, capsys)
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     out = tmp_path / "policy"
-    assert here("export", run, out, "--policy") == 0
+    assert here("export", run, out, "--policy", "--json") == 0
     newest = run / "checkpoints/step-000004"
     assert (out / "model.safetensors").read_bytes() == (newest / "model.safetensors").read_bytes()
     assert sorted(p.name for p in out.iterdir()) == [
@@ -98,7 +100,7 @@ def test_the_policy_of_a_run_is_a_hugging_face_checkpoint(run, tmp_path, capsys)
     assert tokenizer.decode(written).startswith("<think>")
     text = card(out)
     reward = rows(run)[-1]["critic/rewards/mean"]
-    assert last_json(capsys.readouterr().out)["policy_sha256"] in text and "after 4 steps" in text
+    assert json.loads(capsys.readouterr().out)["policy_sha256"] in text and "after 4 steps" in text
     assert f"{reward:.3f} in the last" in text
     # The drafter's card names the same weights, wherever the policy lies.
     assert here("export", run, tmp_path / "drafter", "--policy-name", out) == 0

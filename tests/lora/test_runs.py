@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from paceline.run import Run
 
 from ..cluster.runs import Recorded, run, same_policy
 from ..test_cli import here
-from ..test_speculation import last_json
 from ..tied import make_tied
 from .peft_pair import logits, theirs_logits
 from .reward import DIGITS
@@ -178,8 +178,8 @@ def test_a_run_begins_with_an_adapter(trained, tied, tmp_path):
 
 
 def test_exports_load_everywhere(trained, tied, tmp_path, capsys):
-    assert here("export", trained, tmp_path / "adapter", "--adapter") == 0
-    said = last_json(capsys.readouterr().out)
+    assert here("export", trained, tmp_path / "adapter", "--adapter", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
     assert said["rank"] == 4 and said["base"] == str(tied) and said["step"] == 2
     assert here("export", trained, tmp_path / "merged", "--policy") == 0
     tokens = torch.randint(2, 80, (30,), generator=torch.Generator().manual_seed(0))
