@@ -18,9 +18,9 @@ PRIVATE = {
 """Words that names had before; the field's are in docs/glossary.md."""
 TOP = {"__init__", "__main__", "cli", "core", "errors", "loop", "version"}
 LONGEST_CHAIN = 14  # modules
-MOST_ATTRIBUTES = 16
+MOST_ATTRIBUTES = 15
 MOST_LINES = {
-    "loop.py": 275,
+    "loop.py": 260,
     "rollout/engine.py": 260,
     "cluster/worker.py": 260,
     "cluster/cluster.py": 260,

@@ -21,21 +21,20 @@ from typing import Any
 import torch
 
 from paceline.cluster.lengths import Lengths
-from paceline.cluster.messages import RolloutMode, RolloutOutcome
+from paceline.cluster.messages import RolloutMode
 from paceline.config import Config
 from paceline.core import Completion, Group, Request
-from paceline.errors import RunError, UserError
 from paceline.evaluation.after_step import AfterStep
 from paceline.learn.advantages import mixed
 from paceline.observe.clock import Clock
 from paceline.observe.hooks import Callback
 from paceline.observe.live import LiveView
 from paceline.observe.metrics import read_lines
-from paceline.process.stopping import Interrupted, Stopping
+from paceline.process.stopping import Stopping
 from paceline.rollout.stats import EngineStats
 from paceline.run import Run
 from paceline.run.records import describe_groups
-from paceline.run.saver import RunSaver, describe_error, stopped
+from paceline.run.saver import RunSaver, starting
 from paceline.setup.start import start_run
 from paceline.spot.trainer import TrainingStats
 from paceline.spot.when import when_to_train
@@ -77,8 +76,6 @@ class TrainLoop:
         self.lengths = Lengths(self.config.rollout.max_tokens / 2)
         self.saver = RunSaver(run, self.cluster, self.prompts.tokenizer, self.progress, self.recorder, self.view.note)
         self.after_step = AfterStep(started, run, self.view, self.saver, callbacks)
-        self.outcomes: list[RolloutOutcome] = []
-        """Of the rollouts of the present step, on every worker."""
 
     def stop(self) -> None:
         """Ask the run to stop as Ctrl-C would, from any thread: it is saved, and `train` raises `Stopped`."""
@@ -103,25 +100,16 @@ class TrainLoop:
 
     def _train(self) -> None:
         try:
-            self.view.start(self.progress.step)
-            self.after_step.begin(self.progress.step)
-            while self.progress.step < self.config.steps and not self.after_step.ends_run:
-                self.stopping.check()
-                metrics = self.step()
-                self.after_step.write(self.progress.step, metrics)
-            self.saver.save_once()
-            self.saver.stop_if_one_failed()
-            self.recorder.timeline.close()
-        except Interrupted as stop:
-            self.cluster.clear()
-            self.saver.save_once()
-            raise stopped(self.run, self.stopping, f"stopped after step {self.progress.step}") from stop
-        except OSError as err:
-            raise self.run.disk_error(err) from err
-        except RunError:
-            raise
-        except Exception as err:
-            raise self.saver.failure(err) from err
+            with self.saver.save_on_stop(self.stopping):
+                self.view.start(self.progress.step)
+                self.after_step.begin(self.progress.step)
+                while self.progress.step < self.config.steps and not self.after_step.ends_run:
+                    self.stopping.check()
+                    metrics = self.step()
+                    self.after_step.write(self.progress.step, metrics)
+                self.saver.save_once()
+                self.saver.stop_if_one_failed()
+                self.recorder.timeline.close()
         finally:
             self.view.stop()
 
@@ -129,18 +117,17 @@ class TrainLoop:
         """One RL step."""
         self.recorder.begin(self.progress.step + 1)
         clock = Clock(self.recorder.on_part)
-        self.outcomes = []
 
         groups, cursor = self._collect(clock)
-        training = sum((o.training for o in self.outcomes), TrainingStats())
-        stats = sum((o.stats for o in self.outcomes), EngineStats())
+        training = sum((o.training for o in self.recorder.outcomes), TrainingStats())
+        stats = sum((o.stats for o in self.recorder.outcomes), EngineStats())
         with clock.part("update_actor"):
             trajectories = [one for group in groups for one in group.trajectories()]
             metrics = self.cluster.update(trajectories, self.progress.step)
         self.saver.check_update(metrics, self.config.learn.max_bad_updates)
 
         tokens = sum(len(one.tokens) for one in trajectories)
-        metrics |= describe_groups(groups) | stats.metrics() | self.recorder.describe_workers(self.outcomes)
+        metrics |= describe_groups(groups) | stats.metrics() | self.recorder.describe_workers()
         self._count_step(groups, cursor, metrics | clock.metrics(tokens))
 
         due = self.versions.training_is_due(self.progress.step - 1) and not self.stopping.asked
@@ -153,7 +140,7 @@ class TrainLoop:
             self.progress.drafter_version = self.versions.version
             self.progress.backoff = self.versions.backoff.state()
 
-        metrics |= self.recorder.describe_workers(self.outcomes) | self.after_step.evaluate(self.progress.step, clock)
+        metrics |= self.recorder.describe_workers() | self.after_step.evaluate(self.progress.step, clock)
         self.progress.metrics = metrics | clock.metrics(tokens)
         every = self.config.checkpoint.every
         with clock.part("save_checkpoint"):
@@ -222,9 +209,7 @@ class TrainLoop:
         return self.cluster.rollout(self.progress.step + 1, requests, expected, RolloutMode(), train)
 
     def _end_rollout(self) -> None:
-        outcomes = list(self.cluster.end().values())
-        self.outcomes += outcomes
-        self.recorder.on_rollout(outcomes)
+        self.recorder.on_rollout(list(self.cluster.end().values()))
 
     def _finish(self, completion: Completion, group: Group) -> None:
         """Decode it, once, and have it rewarded."""
@@ -260,16 +245,6 @@ def train(
     stopping = stopping or Stopping()
     with stopping.listening():
         run = Run.open(resume) if isinstance(resume, Path) else resume or Run.create(config)
-        try:
+        with starting(run, is_new=not resume):
             loop = TrainLoop(run.config, run, view, task, rewards, stopping, eval_task, callbacks)
-        except UserError:
-            if not resume:
-                run.discard()  # nothing has happened in it yet
-            raise
-        except RunError:
-            raise
-        except Exception as err:
-            sentence, trace = describe_error(err)
-            file = run.write_error(sentence, trace) if resume else run.discard_for(sentence, trace)
-            raise RunError(f"the run could not be started: {sentence}; the traceback is in {file}") from err
         return run, loop.train()

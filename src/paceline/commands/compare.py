@@ -37,6 +37,7 @@ from paceline.process.stopping import Stopping
 from paceline.report.picture import draw_rollouts
 from paceline.rollout.stats import RoundRecord
 from paceline.run import Run
+from paceline.run.saver import starting
 from paceline.setup.device import choose_device
 from paceline.setup.memory import engines_to_compare
 
@@ -130,7 +131,7 @@ class Comparison(TrainLoop):
         """The timeline shows the adaptive mode: the one that would have run without a comparison."""
         if self.mode == ADAPTIVE_MODE:
             super()._end_rollout()
-            outcomes = self.outcomes[-len(self.cluster.workers) :]
+            outcomes = self.recorder.outcomes[-len(self.cluster.workers) :]
             self.adaptive.stats = sum((o.stats for o in outcomes), self.adaptive.stats)
             self.adaptive.explored_s += sum(o.explored_s for o in outcomes)
             self.adaptive.tuned_s += sum(o.tuned_s for o in outcomes)
@@ -147,11 +148,8 @@ def run_comparison(config: Config, console: Console, as_json: bool = False) -> N
     stopping = Stopping()
     with stopping.listening():
         run = Run.create(config)
-        try:
+        with starting(run, is_new=True):
             comparison = Comparison(run.config, run, LiveView(config, console), stopping)
-        except UserError:
-            run.discard()
-            raise
         comparison.train()
     picture = run.folder / "compare.svg"
     write_aside(picture, draw_rollouts(comparison.rounds))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,10 +36,13 @@ class StepRecorder:
         self.timeline = Timeline(run.folder / "timeline.json", last_step)
         self.step = last_step + 1
         """The step that is being made."""
+        self.outcomes: list[RolloutOutcome] = []
+        """Of its rollouts so far, on every worker."""
         self._lost_before = len(cluster.lost)
 
     def begin(self, step: int) -> None:
         self.step = step
+        self.outcomes = []
         self._lost_before = len(self.cluster.lost)
         self.cluster.completed_by.clear()
 
@@ -55,8 +58,9 @@ class StepRecorder:
         for worker in self.cluster.workers:
             self.timeline.span(worker, name, started, seconds, step)
 
-    def on_rollout(self, outcomes: Iterable[RolloutOutcome]) -> None:
+    def on_rollout(self, outcomes: Sequence[RolloutOutcome]) -> None:
         """A rollout is over: what each worker did in it, who was missing, and the coordinator's decisions."""
+        self.outcomes += outcomes
         for outcome in outcomes:
             for span in rollout_spans(outcome):
                 self.timeline.add(span)
@@ -66,7 +70,7 @@ class StepRecorder:
         if self.config.cluster.workers > 1:
             self.run.write_decisions(self.step, self.cluster.decisions)
 
-    def describe_workers(self, outcomes: list[RolloutOutcome]) -> dict[str, float]:
+    def describe_workers(self) -> dict[str, float]:
         """Metrics of the step's workers, if there are several: how many take part, how many were lost, seconds idle and
         in drafter training."""
         if self.config.cluster.workers == 1:
@@ -74,8 +78,8 @@ class StepRecorder:
         return {
             "cluster/workers": float(len(self.cluster.workers)),
             "cluster/lost": float(len(self.cluster.lost) - self._lost_before),
-            "cluster/idle_s": sum(outcome.seconds("idle") for outcome in outcomes),
-            "cluster/training_s": sum(outcome.seconds("training") for outcome in outcomes),
+            "cluster/idle_s": sum(outcome.seconds("idle") for outcome in self.outcomes),
+            "cluster/training_s": sum(outcome.seconds("training") for outcome in self.outcomes),
         }
 
     def on_groups(self, groups: list[Group]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from paceline.errors import RunError, Stopped, UserError, WorkerFailed
 from paceline.observe.hooks import CallbackFailed
+from paceline.process.stopping import Interrupted
 from paceline.run.checkpoints import Progress, checkpoint_name
 from paceline.run.directory import Run
 from paceline.run.state import write_end
@@ -37,6 +39,23 @@ class RunSaver:
         self.progress = progress
         self.recorder = recorder
         self.note = note
+
+    @contextmanager
+    def save_on_stop(self, stopping: Stopping) -> Iterator[None]:
+        """While steps are made: whatever ends them early, what there is gets saved, and the error says how to
+        resume."""
+        try:
+            yield
+        except Interrupted as stop:
+            self.cluster.clear()
+            self.save_once()
+            raise stopped(self.run, stopping, f"stopped after step {self.progress.step}") from stop
+        except OSError as err:
+            raise self.run.disk_error(err) from err
+        except RunError:
+            raise
+        except Exception as err:
+            raise self.failure(err) from err
 
     def save(self) -> None:
         started = time.time()
@@ -104,6 +123,24 @@ class RunSaver:
                 f"{limit} updates in a row were not finite (learn.max_bad_updates); the policy before them is saved "
                 f"after step {step}; try a lower learn.lr and resume with: {self.run.resume_command}"
             )
+
+
+@contextmanager
+def starting(run: Run, is_new: bool) -> Iterator[None]:
+    """While a run is started: if that fails, a new one leaves no directory behind, and what nobody expected leaves its
+    traceback in a file."""
+    try:
+        yield
+    except UserError:
+        if is_new:
+            run.discard()  # nothing has happened in it yet
+        raise
+    except RunError:
+        raise
+    except Exception as err:
+        sentence, trace = describe_error(err)
+        file = run.discard_for(sentence, trace) if is_new else run.write_error(sentence, trace)
+        raise RunError(f"the run could not be started: {sentence}; the traceback is in {file}") from err
 
 
 def stopped(run: Run, stopping: Stopping, when: str) -> Stopped:
