@@ -55,12 +55,15 @@ def rows(run: Path) -> dict[int, dict]:
 class Chaos:
     """A run and all that is done to it."""
 
-    def __init__(self, run: Path, words: list[str], seed: int, environment: dict[str, str]):
+    def __init__(self, run: Path, words: list[str], kills: int, environment: dict[str, str]):
         self.run = run
         self.words = words
         self.environment = environment
-        self.dice = random.Random(seed)
+        self.dice = random.Random(kills)
         self.killed: Counter[str] = Counter()
+        self.kills = kills
+        self.quota = -(-kills // 3)
+        """Kills of one kind after which others are struck."""
         self.seen: set[int] = set()
 
     def start(self) -> subprocess.Popen:
@@ -70,12 +73,12 @@ class Chaos:
         command = [sys.executable, "-m", "paceline", "train", *words]
         return subprocess.Popen(command, stdout=self.log, stderr=self.log, env=os.environ | self.environment)
 
-    def kill_until_done(self, kills: int) -> None:
-        """Strike at random moments until so many kills; then let the run finish."""
+    def kill_until_done(self) -> None:
+        """Strike at random moments until there were enough kills; then let the run finish."""
         driver = self.start()
         last = time.monotonic()
         while True:
-            left = kills - self.killed.total()
+            left = self.kills - self.killed.total()
             try:
                 code = driver.wait(self.dice.uniform(0.2, 3.0) if left > 0 else DEADLINE)
             except subprocess.TimeoutExpired:
@@ -103,10 +106,11 @@ class Chaos:
             targets["driver"] = [driver.pid]
         if time.monotonic() - last < TOGETHER:
             targets = {kind: pids for kind, pids in targets.items() if kind not in SPARED}
-        kinds = [kind for kind, pids in targets.items() if pids]
+        # Where processes start slowly, those that start first would take all kills.
+        kinds = [kind for kind, pids in targets.items() if pids and self.killed[kind] < self.quota]
         if not kinds:
             return last
-        kind = self.dice.choices(kinds, [1 / (1 + self.killed[kind]) for kind in kinds])[0]
+        kind = self.dice.choice(kinds)
         try:
             os.kill(self.dice.choice(targets[kind]), signal.SIGKILL)
         except ProcessLookupError:
@@ -161,7 +165,7 @@ def test_killed_at_any_moment_and_resumed(tmp_path, undisturbed, backend, kills,
     shared = set(os.listdir("/dev/shm"))
     chaos = Chaos(tmp_path / "run", [*WORDS, f"cluster.backend={backend}"], kills, {"TMPDIR": str(temporary)})
     chaos.expected = undisturbed
-    chaos.kill_until_done(kills)
+    chaos.kill_until_done()
     chaos.check()
     with capsys.disabled():
         print(f"\n{kills} kills: {dict(chaos.killed)}")
