@@ -207,7 +207,7 @@ def test_a_comparison_finds_the_same_tokens(tied, tmp_path, capsys):
     from rich.console import Console
 
     words = [*words_for(tied), f"run_dir={tmp_path / 'run'}", "steps=1"]
-    run_comparison(load_config(None, words), Console(highlight=False))
+    run_comparison(load_config(None, words), Console(highlight=False, stderr=True), as_json=True)
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["identical"] == found["responses"] == 12
 

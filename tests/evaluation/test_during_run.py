@@ -93,7 +93,7 @@ class Told(TrainLoop):
     values: dict[int, float]
 
     def _train(self) -> None:
-        evaluator = self.evaluations.evaluator
+        evaluator = self.after_step.evaluations.evaluator
         assert evaluator is not None
         plain = evaluator.run
 
@@ -212,7 +212,7 @@ def test_drafters_do_not_learn_from_evaluations(tmp_path, monkeypatch):
     words = [*EVAL, "steps=1", "spot.when=update", "speculation.drafter=new"]
     trainer = make(tmp_path / "run", *words)
     try:
-        evaluator = trainer.evaluations.evaluator
+        evaluator = trainer.after_step.evaluations.evaluator
         evaluator.run(0, UserError)
         assert not seen
         trainer.step()

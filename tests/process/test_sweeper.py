@@ -35,6 +35,7 @@ print(sweeper._process.pid, other.pid, marked.stdout.readline().strip(), flush=T
 time.sleep(2.0)  # until it was looked at
 print("known", flush=True)
 if sys.argv[1] == "close":
+    sys.stdin.readline()  # until the test has seen that all of them run
     sweeper.close()
     print("closed", flush=True)
 time.sleep(600)
@@ -46,16 +47,21 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are f
 @pytest.mark.parametrize("how", ["killed", "middle first", "close"])
 def test_what_was_started_under_the_mark_ends_and_nothing_else(how):
     code = textwrap.dedent(LIBRARY)
-    driver = subprocess.Popen([sys.executable, "-c", code, how], stdout=subprocess.PIPE, text=True)
-    assert driver.stdout is not None
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert driver.stdin is not None and driver.stdout is not None
     sweeper, other, middle, bare, plain = map(int, driver.stdout.readline().split())
     try:
         assert driver.stdout.readline().strip() == "known"
-        assert all(runs(pid) for pid in (sweeper, other, middle, bare, plain))
+        started = {"sweeper": sweeper, "other": other, "middle": middle, "bare": bare, "plain": plain}
+        assert [name for name, pid in started.items() if not runs(pid)] == []
         if how == "middle first":  # as the raylet does, at once with its driver
             os.kill(middle, signal.SIGKILL)
             assert runs(bare) and runs(plain), "nobody ends them but the sweeper"
         if how == "close":
+            driver.stdin.write("\n")
+            driver.stdin.flush()
             assert driver.stdout.readline().strip() == "closed"
         else:
             driver.kill()
