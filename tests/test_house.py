@@ -173,3 +173,11 @@ def test_no_class_does_everything():
 def test_the_rooms_that_everybody_reads_are_short():
     lines = {name: len((ROOT / name).read_text().splitlines()) for name in MOST_LINES}
     assert not {name: count for name, count in lines.items() if count > MOST_LINES[name]}
+
+
+def test_the_life_of_a_step_has_at_most_twelve_stations_and_its_files_exist():
+    page = (ROOT.parents[1] / "docs" / "life-of-a-step.md").read_text()
+    stations = re.findall(r"^(\d+)\. \*\*", page, re.MULTILINE)
+    assert stations == [str(n) for n in range(1, len(stations) + 1)] and 8 <= len(stations) <= 12
+    files = re.findall(r"`((?:\w+/)*\w+\.py)`", page)
+    assert files and not [f for f in files if not (ROOT / f).exists()]
