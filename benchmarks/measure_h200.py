@@ -1,6 +1,6 @@
-"""The 7B's figures of docs/grown-models.md and the rooflines of docs/kernels.md, measured in one go on an H200.
+"""The 7B's figures of docs/grown-models.md, the rooflines of docs/kernels.md and LoRA steps, in one go on an H200.
 
-    python benchmarks/measure_h200.py --out OUT                                # all parts, in their order: half an hour
+    python benchmarks/measure_h200.py --out OUT                                # all parts, in order: over half an hour
     python benchmarks/measure_h200.py --out OUT --parts rl-step-7b,peers-7b    # some of them
     python benchmarks/measure_h200.py --list                                   # what each would run
 
@@ -50,6 +50,7 @@ PARTS = [
          "--set learn.warmup_steps=20"),
     Part("rl-step-7b-flat", f"python benchmarks/rl_step.py --model {DEEP} --steps 8 --flat 384 "
          "--set learn.warmup_steps=20"),
+    Part("lora-step-7b", "python benchmarks/lora_step.py --geometry 7b --steps 4"),
     Part("peers-7b", f"python benchmarks/peers.py --model {DEEP} --max-tokens 4096 --cap 64"),
 ]  # fmt: skip
 
