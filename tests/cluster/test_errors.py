@@ -55,7 +55,7 @@ def check(tmp_path, undisturbed, workers: int, what: str, kind: str = "error", b
     call = {"round": 3, "save": 1}.get(what, 2)
     words = [*WORDS, f"run_dir={run}", f"cluster.workers={workers}", f"spot.when={spot}", f"cluster.backend={backend}"]
     worker = "any" if what == "training" else workers - 1  # whoever runs dry first
-    fault = {"PACELINE_FAULT": f"{worker}:{what}:{call}:{kind}", "PACELINE_MARK": str(mark)}
+    fault = {"PACELINE_FAULT": f"{worker}:{what}:{call}:{kind}", "PACELINE_FAULT_MARK": str(mark)}
     done = train(*words, **fault)
     assert mark.exists(), "the fault was never met"
     assert done.returncode == 1, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])

@@ -25,7 +25,7 @@ def trainer(request, tmp_path, monkeypatch):
     path = os.pathsep.join([str(FAULTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.setenv("PACELINE_FAULT", "none:round:0:error")  # only for the call that says back what it is told
-    monkeypatch.setenv("PACELINE_MARK", str(tmp_path / "mark"))
+    monkeypatch.setenv("PACELINE_FAULT_MARK", str(tmp_path / "mark"))
     words = ["cluster.workers=2", f"cluster.backend={request.param}", "speculation.mode=plain", "steps=10"]
     trainer = make(tmp_path / "run", *words, f"cluster.timeout_s={TIMEOUT}")
     yield trainer

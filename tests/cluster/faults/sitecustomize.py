@@ -1,6 +1,6 @@
 """Runs first in every Python process that has this folder on its path: plants the fault that PACELINE_FAULT names, as
 `worker:what:call:kind`, in the worker with that number or in `any`, which raises in that call of the method; once: the
-file that PACELINE_MARK names then exists. Workers also get a call that says back what they are told."""
+file that PACELINE_FAULT_MARK names then exists. Workers also get a call that says back what they are told."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plant(module: object, owner: str, method: str, call: int, kind: str) -> None
 
     def failing(*args: object, **more: object) -> object:
         nonlocal calls
-        if me() and not os.path.exists(os.environ["PACELINE_MARK"]):
+        if me() and not os.path.exists(os.environ["PACELINE_FAULT_MARK"]):
             calls += 1
             if calls == call and marked():
                 if kind == "user":
@@ -51,7 +51,7 @@ def me() -> bool:
 def marked() -> bool:
     """Whether it was this process that has left the mark."""
     try:
-        os.close(os.open(os.environ["PACELINE_MARK"], os.O_CREAT | os.O_EXCL))
+        os.close(os.open(os.environ["PACELINE_FAULT_MARK"], os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return False
     return True
