@@ -31,7 +31,7 @@ def requests(*lengths: float, first_s: float = 0.0) -> list[SimRequest]:
 
 
 def rollout(lengths: list[float], workers: int, **more) -> RolloutSimulation:
-    options = {"group": 1, "pace": PACE, "slots": 64} | more
+    options = {"group": 1, "curve": PACE, "slots": 64} | more
     return RolloutSimulation(requests(*lengths), workers=workers, **options)
 
 

@@ -43,7 +43,7 @@ class Coupling:
         return min(written, flip)
 
 
-def write_ahead(seconds: float, workers: int, lengths: Sequence[int], pace: BatchCurve, slots: int) -> list[float]:
+def write_ahead(seconds: float, workers: int, lengths: Sequence[int], curve: BatchCurve, slots: int) -> list[float]:
     """So many workers decode the next step's requests for `seconds` each -> tokens written of each request. They are
     dealt evenly, and a worker's are begun together, as far as there are slots."""
     if seconds <= 0 or not workers:
@@ -54,9 +54,9 @@ def write_ahead(seconds: float, workers: int, lengths: Sequence[int], pace: Batc
         left = seconds
         tokens = 0.0  # of each that still runs
         for index, request in enumerate(mine):
-            pace_s = pace.at(len(mine) - index)
-            gained = min(lengths[request] - tokens, left / pace_s)
-            left -= gained * pace_s
+            token_s = curve.at(len(mine) - index)
+            gained = min(lengths[request] - tokens, left / token_s)
+            left -= gained * token_s
             tokens += gained
             written[request] = tokens  # it has ended, or the time is over for it and for all that are longer
     return written

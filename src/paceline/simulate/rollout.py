@@ -54,15 +54,15 @@ class RolloutSimulation:
         requests: Sequence[SimRequest],
         group: int,
         workers: int,
-        pace: BatchCurve,
+        curve: BatchCurve,
         slots: int,
         moving: Moving | None = None,
     ):
         """With `moving`, running sequences move to workers that have run dry."""
         self.requests = {request.id: request for request in requests}
-        self.pace = pace
+        self.curve = curve
         self.moving = moving
-        self.workers = [SimWorker(self.requests, pace, slots) for _ in range(workers)]
+        self.workers = [SimWorker(self.requests, curve, slots) for _ in range(workers)]
         self.state = RolloutState(workers, dict.fromkeys(self.requests, 1.0), group)
         self.result = SimRollout()
         self._dry_since: list[float | None] = [0.0] * workers
@@ -139,7 +139,7 @@ class RolloutSimulation:
             return
         giving.run_until(now)
         written = giving.written
-        saved_s = self.pace.at(giving.batch) - self.pace.at(giving.batch - count)  # a token
+        saved_s = self.curve.at(giving.batch) - self.curve.at(giving.batch - count)  # a token
         cost_s = count * self.moving.cost_s(written)
         if cost_s >= saved_s * self.moving.expected_left(written):
             return

@@ -11,6 +11,8 @@ from paceline.simulate.idle import Coupling, gradients_in_tail, write_ahead
 from paceline.simulate.rollout import Moving, RolloutSimulation
 from paceline.simulate.worker import SimRequest
 
+VERIFIED_AT_ONCE = 512  # tokens of a sequence that were written ahead
+
 
 @dataclass(frozen=True)
 class Techniques:
@@ -55,6 +57,10 @@ class _Ahead:
     written: Sequence[float]
     kept: Sequence[float]
 
+    def verified(self, request: int) -> float:
+        """Tokens that are verified, in passes over so many, until one is not kept."""
+        return min(self.written[request], self.kept[request] + VERIFIED_AT_ONCE)
+
 
 class Simulator:
     def __init__(self, costs: StepCosts, slots: int, max_tokens: int, coupling: Coupling):
@@ -84,12 +90,12 @@ class Simulator:
         ahead: _Ahead | None,
     ) -> tuple[SimStep, _Ahead | None]:
         costs = self.costs
-        pace = costs.adaptive if techniques.speculation else costs.plain
+        curve = costs.adaptive if techniques.speculation else costs.plain
         rollout = RolloutSimulation(
             self._requests(work, ahead),
             work.group,
             workers,
-            pace,
+            curve,
             self.slots,
             Moving(costs.verify_token_s, work.prompt_tokens, self.max_tokens) if techniques.move else None,
         ).run()
@@ -115,7 +121,7 @@ class Simulator:
             replace(
                 request,
                 tokens=max(1.0, request.tokens - ahead.kept[request.id]),
-                first_s=request.first_s + self.costs.verify_token_s * ahead.written[request.id],
+                first_s=request.first_s + self.costs.verify_token_s * ahead.verified(request.id),
             )
             for request in requests
         ]
@@ -124,8 +130,8 @@ class Simulator:
         """The idle time is spread over all workers but one, which decodes the last request -> what they write in it,
         and the worker seconds that it takes."""
         idle_workers = workers - 1
-        pace = self.costs.adaptive
-        written = write_ahead(idle_s / idle_workers, idle_workers, work.lengths, pace, self.slots)
+        curve = self.costs.adaptive
+        written = write_ahead(idle_s / idle_workers, idle_workers, work.lengths, curve, self.slots)
         kept = [self.coupling.kept(tokens, i, step) for i, tokens in enumerate(written)]
         unused = not any(tokens < length for tokens, length in zip(written, work.lengths, strict=True))
         return _Ahead(written, kept), 0.0 if unused and not any(written) else idle_s

@@ -1,6 +1,6 @@
 """A simulated worker: it decodes its requests together, each round as long as its batch takes.
 
-Within a batch every sequence gains tokens at the same rate, one in `pace(batch)` seconds, so that nothing happens until
+Within a batch every sequence gains tokens at the same rate, one in `curve.at(batch)` seconds, so that nothing happens until
 the one with the fewest tokens left ends: the simulation jumps from end to end.
 """
 
@@ -27,10 +27,10 @@ class SimRequest:
 
 
 class SimWorker:
-    def __init__(self, requests: Mapping[int, SimRequest], pace: BatchCurve, slots: int):
+    def __init__(self, requests: Mapping[int, SimRequest], curve: BatchCurve, slots: int):
         """`requests` are all of the rollout, of which it is assigned some; at most `slots` decode together."""
         self.requests = requests
-        self.pace = pace
+        self.curve = curve
         self.slots = slots
         self.now = 0.0
         self.waiting: deque[int] = deque()
@@ -47,7 +47,7 @@ class SimWorker:
         """When the next sequence ends; never, if none runs."""
         if not self._running:
             return inf
-        return self.now + (self._running[0][0] - self._progress) * self.pace.at(self.batch)
+        return self.now + (self._running[0][0] - self._progress) * self.curve.at(self.batch)
 
     def assign(self, requests: Iterable[int], now: float) -> None:
         self.run_until(now)
@@ -59,7 +59,7 @@ class SimWorker:
         if now <= self.now:
             return
         if self._running:
-            self._progress += (now - self.now) / self.pace.at(self.batch)
+            self._progress += (now - self.now) / self.curve.at(self.batch)
         self.now = now
 
     def finish_next(self) -> tuple[int, float]:
