@@ -2,13 +2,13 @@
 
     python benchmarks/simulate_nodes.py
 
-Published (TLT, ASPLOS 2026; 7B on nodes of 8 H100, against verl): whole steps 1.21, 1.45, 1.62 and 1.76 times faster on
-1, 2, 4 and 8 nodes; one stream 165 -> 430 tokens/s; speed-up by batch size (32B) 3.62, 3.39, 3.13, 2.73, 2.67, 2.48 at 1,
-2, 4, 8, 16, 32. From these follow the seconds of rounds: the 7B's speed-ups are the 32B's in proportion to the single
-stream, and larger batches decode plainly. How a plain round grows with its batch is that of an H200 with the same model.
-Lengths are log-normal up to 32,768 tokens, those of a group alike. What the paper's table leaves open is chosen, not
-measured: requests a step, median and spread of lengths, what an update takes beyond its arithmetic. The last line is
-JSON.
+Published (TLT, ASPLOS 2026; 7B on nodes of 8 H100, against verl): whole steps 1.21, 1.45, 1.62 and 1.76 times faster
+on 1, 2, 4 and 8 nodes; one stream 165 -> 430 tokens/s; speed-up by batch size (32B) 3.62, 3.39, 3.13, 2.73, 2.67,
+2.48 at 1, 2, 4, 8, 16, 32. From these follow the seconds of rounds: the 7B's speed-ups are the 32B's in proportion to
+the single stream, and larger batches decode plainly. How a plain round grows with its batch is that of an H200 with
+the same model. Lengths are log-normal up to 32,768 tokens, those of a group alike. What the paper's table leaves open
+is chosen, not measured: requests a step, median and spread of lengths, what an update takes beyond its arithmetic.
+The last line is JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A simulated worker: it decodes its requests together, each round as long as its batch takes.
 
-Within a batch every sequence gains tokens at the same rate, one in `curve.at(batch)` seconds, so that nothing happens until
-the one with the fewest tokens left ends: the simulation jumps from end to end.
+Within a batch every sequence gains tokens at the same rate, one in `curve.at(batch)` seconds, so that nothing happens
+until the one with the fewest tokens left ends: the simulation jumps from end to end.
 """
 
 from __future__ import annotations
