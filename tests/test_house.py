@@ -41,6 +41,7 @@ FORBIDDEN = {
     "evaluation": {"draft", "spot", "learn", "kernels", "report"},
     "observe": {"cluster", "learn", "spot", "report", "evaluation"},
     "report": {"cluster", "learn", "spot", "rollout", "draft"},
+    "simulate": {"model", "kernels", "rollout", "spot", "learn", "tasks", "draft", "loop"},
 }
 
 

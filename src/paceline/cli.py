@@ -233,6 +233,27 @@ def doctor() -> None:
 
 
 @app.command()
+def simulate(
+    run: Annotated[Path, typer.Argument(help="The run's directory: its costs, lengths and rounds are taken.")],
+    workers: Annotated[str | None, typer.Option(help="How many, as 1,2,8; as many as the run had by default.")] = None,
+    weak: Annotated[
+        bool, typer.Option("--weak", help="As many requests per worker as in the run, not in all.")
+    ] = False,
+    gpu: Annotated[str | None, typer.Option(help="On another GPU: its name, such as H100.")] = None,
+    measured_on: Annotated[str | None, typer.Option(help="The GPU that the run was made on; --gpu needs it.")] = None,
+    tokens_per_flip: Annotated[
+        float | None, typer.Option(min=1.0, help="Tokens that neighbouring policies write alike.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what the steps of a run would take on other workers, and what each technique gives there."""
+    from paceline.commands.simulate import SimOptions, parse_workers, simulate_command
+
+    options = SimOptions(parse_workers(workers), weak, gpu, measured_on, tokens_per_flip)
+    simulate_command(run, options, as_json)
+
+
+@app.command()
 def settings(
     word: Annotated[str, typer.Argument(help="Only those that have this in their name, text or name elsewhere.")] = "",
     as_json: AsJson = False,
