@@ -170,7 +170,7 @@ def test_algorithms_fill_in_what_is_null(algorithm):
         ("reward.timeout_s=1e9", "less than or equal to"),
         ("cluster.workers=100000", "less than or equal to 1024"),
         ("task.options={a: {b: [.inf]}}", "it holds a number that is not finite"),
-        ("task.options={a: 2001-01-01}", "it holds a date"),
+        ("task.options={a: [2001-01-01]}", "it holds a date"),
         ("task.options={1: 2}", "the key 1 in the value of 'task.options' on the command line is not text"),
         ("speculation.strategies=[neural:5, fast]", "'fast' is not a strategy"),
         ("speculation.strategies=[neural:99]", "strategy 'neural:99' does not work"),

@@ -37,9 +37,9 @@ class ModelConfig(Section):
 
 class TaskConfig(Section):
     name: Annotated[Name, BeforeValidator(joined_names)] = "countdown"
-    """`countdown`, `gym:NAME` for a reasoning-gym task, a .jsonl, .json or .parquet file (or several: a pattern such as
-    data/*.jsonl, or a list), `hub:OWNER/NAME` for a hub data set, or a folder laid out like one; of those two,
-    `:CONFIGURATION` and `@REVISION` may follow."""
+    """`countdown`, `gym:NAME` for a reasoning-gym task, `forecast:NAME` for a daily series, a .jsonl, .json or .parquet
+    file (or several: a pattern such as data/*.jsonl, or a list), `hub:OWNER/NAME` for a hub data set, or a folder laid
+    out like one; of those two, `:CONFIGURATION` and `@REVISION` may follow."""
     difficulty: Name = "medium"
     """Countdown only: easy, medium, hard, expert, or `tail`: mostly quick, one in 16 so hard that completions are
     long."""
@@ -49,7 +49,7 @@ class TaskConfig(Section):
     """How prompts are worded that are generated, or made by `task.template`. `search` is the embedded model's own
     format, `chat` makes messages of them, `text` leaves them text; `auto` asks the model."""
     split: Name = "train"
-    """Split of a hub data set or a folder, such as test, train+test or train[:1000]."""
+    """Split of a hub data set or a folder, such as test, train+test or train[:1000]; train or test of a forecast."""
     streaming: bool = False
     """Read a hub data set or a folder row by row as the run needs it, instead of all of it before the run begins."""
     prompt_column: Name = "prompt"
@@ -69,7 +69,8 @@ class TaskConfig(Section):
     chat_template_kwargs: Options = Field(default_factory=dict)
     """Variables for the model's chat template, such as {enable_thinking: false}."""
     options: Options = Field(default_factory=dict)
-    """Keyword arguments of the reasoning-gym task."""
+    """Keyword arguments of the reasoning-gym task; of a forecast: window, test_from, decimals, day_column,
+    value_column."""
     shuffle: bool = True
     """Visit the samples of a data set in an order drawn from the seed, anew in every epoch; of one that is streamed,
     the next 1,000 at a time."""
@@ -82,8 +83,8 @@ class TaskConfig(Section):
 
 class RewardFunctionConfig(Section):
     function: Name
-    """`countdown`, `exact_match`, `math`, `gym`, `data_source` for verl's scoring of known data sets, or your own as
-    `module:function` or `file.py:function`."""
+    """`countdown`, `exact_match`, `math`, `gym`, `forecast`, `data_source` for verl's scoring of known data sets, or
+    your own as `module:function` or `file.py:function`."""
     weight: float = 1.0
     """Factor of its value in the sum that is the completion's reward."""
 

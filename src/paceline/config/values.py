@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import date
 from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
@@ -35,6 +36,13 @@ def joined_names(value: Any) -> Any:
     if isinstance(value, list | tuple) and value and all(isinstance(one, str) and one for one in value):
         return ",".join(value)
     return value
+
+
+def _with_days_as_text(options: Any) -> Any:
+    """YAML reads 2014-01-01 as a date."""
+    if not isinstance(options, dict):
+        return options
+    return {key: value.isoformat() if isinstance(value, date) else value for key, value in options.items()}
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +83,9 @@ def _numbers(value: Any) -> Any:
     return _number(value) if isinstance(value, str) else value
 
 
-Options = Annotated[dict[str, Any], BeforeValidator(_numbers), AfterValidator(_plain)]
+Options = Annotated[
+    dict[str, Any], BeforeValidator(_numbers), BeforeValidator(_with_days_as_text), AfterValidator(_plain)
+]
 """Plain data that is passed on to another library."""
 
 

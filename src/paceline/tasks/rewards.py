@@ -23,6 +23,7 @@ from paceline.core import Sample
 from paceline.errors import UserError
 from paceline.files.reading import shorten
 from paceline.tasks import builtin, countdown, data_sources
+from paceline.tasks.forecast import task as forecast
 from paceline.tasks.reward_errors import BadReward
 
 MAX_SHOWN = 200  # characters of what a function returned, in a sentence
@@ -42,6 +43,7 @@ def load_reward(name: str, weight: float = 1.0) -> Reward:
         "exact_match": builtin.exact_match,
         "math": builtin.math_match,
         "gym": builtin.gym_score,
+        "forecast": forecast.reward,
         data_sources.NAME: data_sources.score,
     }
     return as_reward(known.get(name) or _import(name, sorted(known)), name, weight)
