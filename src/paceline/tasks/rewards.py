@@ -44,6 +44,8 @@ def load_reward(name: str, weight: float = 1.0) -> Reward:
         "gym": builtin.gym_score,
         data_sources.NAME: data_sources.score,
     }
+    if name == "math":
+        builtin.import_math_verify()  # missing, it is better found before any answer is written
     return as_reward(known.get(name) or _import(name, sorted(known)), name, weight)
 
 
