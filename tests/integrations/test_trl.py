@@ -9,6 +9,8 @@ import sys
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from peft import LoraConfig
 from scipy import stats
 from transformers import AutoTokenizer
@@ -264,6 +266,8 @@ def check(expression: str) -> str:
 
 @pytest.mark.parametrize("how", [{"tools": [check]}, {"environment_factory": Examiner}], ids=["tool", "environment"])
 def test_several_turns(tmp_path, how):
+    if Version(transformers.__version__) < Version("5.13"):
+        pytest.skip("with transformers below 5.13 TRL reads calls of tools in another way, or not at all")
     Examiner.asked = []
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
     tokenizer.chat_template, tokenizer.response_template = TEMPLATE, RESPONSE

@@ -23,7 +23,7 @@ def describe_settings(model: type[BaseModel] = Config, prefix: str = "") -> list
         if isinstance(kind, type) and issubclass(kind, Section):
             rows += describe_settings(kind, f"{prefix}{name}.")
         else:
-            default = field.get_default(call_default_factory=True)
+            default = field.get_default(call_default_factory=True, validated_data={})
             text = "null" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
             rows.append((prefix + name, text, " ".join((field.description or "").split())))
     return rows

@@ -15,7 +15,7 @@ from paceline.files.reading import check, inside, read_object, shorten
 from paceline.model.checkpoint import find_model, read_config
 from paceline.model.config import Tokens, eos_ids
 from paceline.model.template import bounded_steps, check_template_kwargs
-from paceline.model.tokenizer_files import check_tokenizer_files
+from paceline.model.tokenizer_files import check_tokenizer_files, own_files
 
 Messages = list[dict[str, Any]]
 GENERATION = "generation_config.json"
@@ -102,7 +102,8 @@ def load_tokenizer(path: str, template_kwargs: dict[str, Any] | None = None) -> 
     with _refusing(f"no tokenizer could be loaded from {folder}"):
         from transformers import AutoTokenizer
 
-        hf = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        own = own_files(folder)
+        hf = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **own)
         check_template_kwargs(template_kwargs or {}, hf.chat_template, str(path))
         tokenizer = Tokenizer(hf, str(path), ends, config.vocab_size, generation, template_kwargs)
         tokenizer.decode(tokenizer.encode_prompt("1 + 1"))  # some kinds of damage show only here

@@ -50,6 +50,17 @@ def check_tokenizer_files(folder: Path) -> None:
         check(dict[str, TokenId], read_object(added, MAX_TOKENIZER_BYTES), str(added))
 
 
+def own_files(folder: Path) -> dict[str, str]:
+    """Arguments that name the folder's own tokenizer.json where tokenizer_config.json has a stale path, which
+    earlier versions of transformers 5 follow."""
+    stale = (folder / "tokenizer_config.json").exists() and read_object(
+        inside(folder, "tokenizer_config.json"), MAX_TOKENIZER_BYTES
+    ).get("tokenizer_file")
+    if not stale or not (folder / "tokenizer.json").exists():
+        return {}
+    return {"tokenizer_file": str(inside(folder, "tokenizer.json"))}
+
+
 def _check_file(file: Path) -> None:
     if not file.exists():
         raise UserError(f"{file} is a link to nothing; put the file itself there")

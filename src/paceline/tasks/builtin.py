@@ -35,12 +35,18 @@ def math_match(completions: list[Any], **columns: Any) -> list[float | None]:
     return [math_score(text_of(completions[0]), expected(columns))]
 
 
-def math_score(text: str, right: str) -> float | None:
+def import_math_verify() -> Any:
     try:
-        from math_verify import parse, verify
+        import math_verify
     except ImportError as err:
         raise UserError("the math reward needs math-verify: pip install 'paceline[math]'") from err
+    return math_verify
 
+
+def math_score(text: str, right: str) -> float | None:
+    library = import_math_verify()
+    parse = library.parse
+    verify = library.verify
     right = gold_answer(right)
     gold = parse(right) or parse(f"${right}$")
     if not gold:
