@@ -14,6 +14,7 @@ CASES = {
     "math_verify": ("math", ["reward.functions=[{function: math}]"]),
     "reasoning_gym": ("gym", ["task.name=gym:simple_equations"]),
     "datasets": ("hub", ["task.name=hub:some/data"]),
+    "arch": ("forecast", ["task.name=forecast:sp500"]),
     "wandb": ("track", ["log.wandb=project"]),
     "trackio": ("track", ["log.trackio=project"]),
 }
