@@ -2,9 +2,9 @@
 test-vllm`), with the package on its path:
 
 python serve_tuned.py JOB.json
-    {model, drafter or null, prompts, max_tokens by prompt, stop, slots, out, depth; tuner: the tuner's settings, or null
-    for vLLM alone; table: depths by batch size or null; overlap: asynchronous scheduling; knee: tokens of a pass beyond
-    which it costs more, by a virtual clock, or null for a real one}
+    {model, drafter or null, prompts, max_tokens by prompt, stop, slots, out, depth; tuner: the tuner's settings, or
+    null for vLLM alone; table: depths by batch size or null; overlap: asynchronous scheduling; knee: tokens of a pass
+    beyond which it costs ever more, by a virtual clock, or null for a real one}
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from typing import Any
+from typing import Any, ClassVar
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler's counts are read from this process
@@ -32,7 +32,7 @@ class CountingScheduler(TunedScheduler):
 
     knee: int | None = None
     now = 0.0
-    steps: Counter[tuple[int, int]] = Counter()
+    steps: ClassVar[Counter[tuple[int, int]]] = Counter()
 
     def clock(self) -> float:
         return self.now if self.knee else TunedScheduler.clock()
@@ -44,7 +44,7 @@ class CountingScheduler(TunedScheduler):
             self.steps[batch, max(map(len, drafts), default=0)] += 1
             rows = scheduler_output.total_num_scheduled_tokens
             passes = max(1, scheduler_output.num_spec_tokens_to_schedule)  # the first one reads what was verified
-            CountingScheduler.now += FLOOR_S * max(1.0, rows / (self.knee or rows)) + DRAFT_S * passes
+            CountingScheduler.now += FLOOR_S * max(1.0, rows / (self.knee or rows)) ** 1.5 + DRAFT_S * passes
         return super().update_from_output(scheduler_output, model_runner_output)
 
 

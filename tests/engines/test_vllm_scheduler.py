@@ -1,7 +1,7 @@
 """Paceline's tuner as the scheduler of vLLM on a CPU, beside vLLM alone: the same greedy answers, other depths.
 
-`make test-vllm` makes the environment; without it these tests fail. Durations are those of a virtual clock: a pass costs
-a floor until it has too many tokens, as on a GPU."""
+`make test-vllm` makes the environment; without it these tests fail. Durations are those of a virtual clock: a pass
+costs a floor until it has too many tokens, as on a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .test_vllm import HERE, PYTHON
 
 pytestmark = pytest.mark.vllm
 
-PROMPTS, SLOTS, DEPTH, EOS, KNEE = 24, 16, 5, 1, 20
+PROMPTS, SLOTS, DEPTH, KNEE = 24, 16, 5, 16
 SOURCE = str(Path(paceline.__file__).parents[1])
 """The package's folder, whose metadata has the plug-in that vLLM loads."""
 ENVIRONMENT = os.environ | {"PYTHONPATH": SOURCE, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
