@@ -146,7 +146,7 @@ def make_work(args: argparse.Namespace, model: Any, device: Any) -> dict[str, di
     each = [list(tokenizer.encode_prompt(task.sample(i).prompt)) for i in range(args.prompts)]
     prompts = [prompt for prompt in each for _ in range(args.samples)]
     longest = min(model.config.max_positions, max(map(len, prompts)) + args.max_tokens)
-    engine = make_ours(args, model, device, len(prompts), longest, None)
+    engine = make_ours(args, model, device, len(prompts), longest, [])
     sampling = SamplingParams(args.temperature, max_tokens=args.max_tokens, stop_token_ids=tokenizer.eos_ids)
     done = engine.run([Request(i, tuple(p), sampling) for i, p in enumerate(prompts)])
     lengths = [n for _, n in sorted((c.request.id, len(c.tokens)) for c in done)]
@@ -231,9 +231,7 @@ def accept_length(before: tuple[float, float], after: tuple[float, float]) -> fl
     return round(1 + accepted / drafts, 3) if drafts else None
 
 
-def make_ours(
-    args: argparse.Namespace, model: Any, device: Any, batch: int, longest: int, drafters: list[Any] | None
-) -> Any:
+def make_ours(args: argparse.Namespace, model: Any, device: Any, batch: int, longest: int, drafters: list[Any]) -> Any:
     from paceline.rollout import EngineSettings, RolloutEngine
 
     kv = int(args.kv_gb * 1e9) if device.type == "cuda" else None

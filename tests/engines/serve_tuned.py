@@ -27,12 +27,28 @@ FLOOR_S = 0.01
 DRAFT_S = 0.0006
 
 
+class Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+HEARD = Heard()
+
+
 class CountingScheduler(TunedScheduler):
     """Counts steps by batch and depth; its clock goes on by what a step would cost on a machine with a `knee`."""
 
     knee: int | None = None
     now = 0.0
     steps: ClassVar[Counter[tuple[int, int]]] = Counter()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        logging.getLogger("vllm.paceline").addHandler(HEARD)  # vLLM has set up its logging by now
+        super().__init__(*args, **kwargs)
 
     def clock(self) -> float:
         return self.now if self.knee else TunedScheduler.clock()
@@ -48,18 +64,7 @@ class CountingScheduler(TunedScheduler):
         return super().update_from_output(scheduler_output, model_runner_output)
 
 
-class Heard(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def main(job: dict) -> None:
-    heard = Heard()
-    logging.getLogger("vllm.paceline").addHandler(heard)
     CountingScheduler.knee = job["knee"]
     drafter = {"method": "eagle3", "model": job["drafter"], "num_speculative_tokens": job["depth"]}
     if job["table"]:
@@ -89,7 +94,7 @@ def main(job: dict) -> None:
         "steps": [[*at, count] for at, count in sorted(CountingScheduler.steps.items())],
         "seconds": CountingScheduler.now,
         "state": state,
-        "said": heard.lines,
+        "said": HEARD.lines,
     }
     with open(job["out"], "w") as out:
         json.dump(result, out)

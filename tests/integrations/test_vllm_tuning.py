@@ -160,6 +160,19 @@ def test_what_a_step_tells():
     assert [told[3] for told in tuner.told] == [[], [9], []]
 
 
+def test_requests_that_have_ended_or_were_aborted_are_forgotten():
+    tuner = tuner_for()
+    meter = StepMeter(tuner, always_drafts=True)
+    names = ["a", "b", "c"]
+    tuner.choice = Choice(chain(3))
+    for now in range(3):
+        one = step(dict.fromkeys(names, 3))
+        meter.scheduled(one, now, False)
+        meter.read(one, [[4, 4]] * 3, {name: row for row, name in enumerate(names)}, {"c"} if now == 2 else set())
+        meter.done(one, now + 0.5, True, {"a": 8} if now == 2 else {})
+        assert set(tuner._requests._counts) == ({"b"} if now == 2 else {"a", "b", "c"})
+
+
 def test_time_in_which_the_engine_is_idle_or_paused_is_not_a_steps():
     tuner = Recorder(0, 0, 0)
     meter = StepMeter(tuner, always_drafts=True)

@@ -27,6 +27,8 @@ class InFlightStep:
     plan: StepPlan
     started: float
     accepted: dict[str, int]
+    gone: set[str]
+    """Requests of it that were aborted since."""
 
 
 class StepMeter:
@@ -50,13 +52,16 @@ class StepMeter:
         uniform = not self.always_drafts or not drafts or (len(drafts) == batch and len(lengths) == 1)
         drafted = self.tuner.choose(batch, waiting, bool(output.scheduled_new_reqs))
         plan = StepPlan(batch, verified, drafted, output.total_num_scheduled_tokens > rows, uniform)
-        self._in_flight.append(InFlightStep(output, plan, started, {}))
+        self._in_flight.append(InFlightStep(output, plan, started, {}, set()))
         return drafted
 
     def read(self, output: Scheduled, sampled: list[list[int]] | None, rows: Mapping[str, int], gone: set[str]) -> None:
         """The tokens that a step has sampled, by row; requests that are `gone` were aborted meanwhile."""
         step = self._step_of(output)
-        if step is None or not sampled or step.plan.verified.strategy.plain:
+        if step is None:
+            return
+        step.gone = gone
+        if not sampled or step.plan.verified.strategy.plain:
             return
         drafts = output.scheduled_spec_decode_tokens
         for request, scheduled in output.num_scheduled_tokens.items():
@@ -77,7 +82,7 @@ class StepMeter:
         self._last_read = now
         self._busy = busy
         self.tuner.observe(step.plan, seconds, step.accepted, list(ended.values()))
-        self.tuner.forget(ended)
+        self.tuner.keep(output.num_scheduled_tokens.keys() - ended.keys() - step.gone)
 
     def _begin(self, step: InFlightStep, now: float) -> float:
         """When a step's time begins: where the last one was read, with what the engine does between two steps, unless

@@ -101,9 +101,9 @@ class DepthTuner:
         self.drafts += len(accepted)
         self.accepted += sum(accepted.values())
 
-    def forget(self, requests: Collection[str]) -> None:
-        """Requests that have ended."""
-        self._requests.forget(requests)
+    def keep(self, running: Collection[str]) -> None:
+        """Forget requests that do not run any more."""
+        self._requests.keep(running)
 
     def renew(self) -> None:
         """The drafter has changed."""
@@ -136,9 +136,9 @@ class RequestAcceptance:
             reached, before = self._counts.get(request, (0.0, 0.0))
             self._counts[request] = (FADE * reached + min(count + 1, depth), FADE * before + count)
 
-    def forget(self, requests: Collection[str]) -> None:
-        for request in requests:
-            self._counts.pop(request, None)
+    def keep(self, running: Collection[str]) -> None:
+        if len(self._counts) > len(running):
+            self._counts = {request: counts for request, counts in self._counts.items() if request in running}
 
     def slowest(self) -> float | None:
         if not self._counts:
