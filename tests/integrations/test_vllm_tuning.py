@@ -382,9 +382,15 @@ def test_the_drafter_makes_as_many_passes_as_are_wanted(depth, fused, passes):
     assert execute(runner, SimpleNamespace()) == 7, "steps of somebody else's scheduler"
 
 
-def test_graphs_of_drafting_are_listed_without_the_table():
-    table = SimpleNamespace(speculative_config="with a table")
+def test_graphs_of_drafting_are_listed_without_the_table_in_engines_of_ours():
     seen = drafting.without_table(lambda self: self.vllm_config.speculative_config)
-    assert seen(SimpleNamespace(decode_query_len=8, vllm_config=table)) == "with a table"
-    one = SimpleNamespace(decode_query_len=1, vllm_config=table)
-    assert seen(one) is None and one.vllm_config is table
+    for scheduler, passes, found in (
+        ("paceline.integrations.vllm.TunedScheduler", 8, "a table"),
+        ("paceline.integrations.vllm.TunedScheduler", 1, None),
+        (None, 1, "a table"),
+        (Speculator, 1, "a table"),
+    ):
+        ours = SimpleNamespace(scheduler_cls=scheduler)
+        config = SimpleNamespace(speculative_config="a table", scheduler_config=ours)
+        manager = SimpleNamespace(decode_query_len=passes, vllm_config=config)
+        assert seen(manager) == found and manager.vllm_config is config

@@ -13,6 +13,7 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
+from paceline.integrations.vllm.settings import is_ours
 from paceline.integrations.vllm.versions import VllmNames
 
 RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
@@ -30,7 +31,7 @@ def follow_schedule(names: VllmNames) -> None:
     except (ImportError, AttributeError) as err:
         log.warning("drafting is as deep as vLLM has it, because a name of this version has moved: %s", err)
         return
-    if any(hasattr(method, "__wrapped__") and hasattr(method, "paceline") for method in wrapped):
+    if any(hasattr(method, "paceline") for method in wrapped):
         return  # a process may load its plug-ins more than once
     runner.execute_model = _marked(noting_depth(runner.execute_model))
     speculator.propose = _marked(drafting_to_depth(speculator.propose))
@@ -72,9 +73,9 @@ def without_table(init_candidates: Any) -> Any:
 
     @functools.wraps(init_candidates)
     def init(self: Any) -> None:
-        if self.decode_query_len > 1:
-            return init_candidates(self)
         config = self.vllm_config
+        if self.decode_query_len > 1 or not is_ours(config.scheduler_config.scheduler_cls):
+            return init_candidates(self)
         self.vllm_config = SimpleNamespace(speculative_config=None)
         try:
             return init_candidates(self)

@@ -8,10 +8,9 @@ import logging
 from typing import Any
 
 from paceline.integrations.vllm.drafting import find, follow_schedule
-from paceline.integrations.vllm.settings import TunerSettings, depth_ladder, depth_table
+from paceline.integrations.vllm.settings import TunerSettings, depth_ladder, depth_table, is_ours
 from paceline.integrations.vllm.versions import installed_version, names_of
 
-HERE = "paceline.integrations.vllm."
 ENGINE = "vllm.v1.engine.core:EngineCore"
 log = logging.getLogger("vllm.paceline")
 
@@ -32,12 +31,6 @@ def register() -> None:
         engine.paceline_drafter_changed = drafter_changed_in
     except (ImportError, AttributeError) as err:
         log.warning("Paceline's plug-in does not fit this vLLM, which goes on without it: %s", err)
-
-
-def is_ours(scheduler_cls: Any) -> bool:
-    if isinstance(scheduler_cls, str):
-        return scheduler_cls.startswith(HERE)
-    return any(base.__module__.startswith(HERE) for base in getattr(scheduler_cls, "__mro__", ()))
 
 
 def with_table(create: Any) -> Any:

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from paceline.errors import UserError
 from paceline.files import reading
 
+HERE = "paceline.integrations.vllm."
 STATE = "PACELINE_TUNER_STATE"
 """Environment variable: the file that the tuner's state is kept in, where `additional_config` names none."""
 FREE_ROWS = 128
@@ -97,3 +98,10 @@ def depth_table(depths: tuple[int, ...], max_batch: int) -> list[list[int]]:
         first = last + 1
     table[-1][1] = max(table[-1][1], max_batch)
     return table
+
+
+def is_ours(scheduler_cls: Any) -> bool:
+    """Whether vLLM's `scheduler_cls`, a class or its name, is Paceline's or derives from it."""
+    if isinstance(scheduler_cls, str):
+        return scheduler_cls.startswith(HERE)
+    return any(base.__module__.startswith(HERE) for base in getattr(scheduler_cls, "__mro__", ()))
