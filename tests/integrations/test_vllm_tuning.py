@@ -29,7 +29,7 @@ MACHINE = Machine(knee=48, rate=0.8)
 
 
 def tuner_for(max_batch: int = 64, most_rows: float = inf, depths: tuple[int, ...] = DEPTHS) -> DepthTuner:
-    return DepthTuner(Envelope(depths, max_batch, most_rows), explore=0.02, margin=0.97)
+    return DepthTuner(Envelope(depths, max_batch, most_rows), explore=0.01, margin=0.97)
 
 
 def engine(tuner: DepthTuner, machine: Machine = MACHINE, slots: int = 64, overlap: bool = True) -> SimulatedEngine:
@@ -123,7 +123,7 @@ class Recorder(DepthTuner):
     """Notes what it is told, and picks what it is given."""
 
     def __init__(self, *depths: int):
-        super().__init__(Envelope(DEPTHS, 8, inf), 0.02, 0.97)
+        super().__init__(Envelope(DEPTHS, 8, inf), 0.01, 0.97)
         self.told: list[tuple[StepPlan, float, dict[str, int], list[int]]] = []
         self.next = list(depths)
 

@@ -40,7 +40,7 @@ class TunerOptions(TypedDict):
 class TunerSettings:
     depths: tuple[int, ...] = ()
     """Depths of speculation that may be chosen; none: a ladder from the drafter's depth down to 0, which is off."""
-    explore: float = 0.02
+    explore: float = 0.01
     """Share of the time that trials of other depths may take at most."""
     margin: float = 0.97
     """A depth runs if its tokens per second times this are more than those of decoding without speculation."""
