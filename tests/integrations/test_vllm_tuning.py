@@ -6,17 +6,19 @@ import json
 import logging
 import subprocess
 import sys
+from enum import Enum
 from importlib.util import find_spec
 from itertools import pairwise
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
 from paceline.draft.decision import Choice
 from paceline.errors import UserError
-from paceline.integrations.vllm import configure, drafting, versions
+from paceline.integrations.vllm import configure, drafting, graphs, versions
 from paceline.integrations.vllm.settings import STATE, TunerSettings, depth_ladder, depth_table
 from paceline.integrations.vllm.state_file import StateFile
 from paceline.integrations.vllm.steps import StepMeter
@@ -383,7 +385,7 @@ def test_the_drafter_makes_as_many_passes_as_are_wanted(depth, fused, passes):
 
 
 def test_graphs_of_drafting_are_listed_without_the_table_in_engines_of_ours():
-    seen = drafting.without_table(lambda self: self.vllm_config.speculative_config)
+    seen = graphs.without_table(lambda self: self.vllm_config.speculative_config)
     for scheduler, passes, found in (
         ("paceline.integrations.vllm.TunedScheduler", 8, "a table"),
         ("paceline.integrations.vllm.TunedScheduler", 1, None),
@@ -394,3 +396,39 @@ def test_graphs_of_drafting_are_listed_without_the_table_in_engines_of_ours():
         config = SimpleNamespace(speculative_config="a table", scheduler_config=ours)
         manager = SimpleNamespace(decode_query_len=passes, vllm_config=config)
         assert seen(manager) == found and manager.vllm_config is config
+
+
+class Mode(Enum):
+    PIECEWISE = 1
+    FULL = 2
+
+
+class Graph(NamedTuple):
+    """The fields of vLLM's BatchExecutionDescriptor that are read."""
+
+    num_tokens: int
+    num_reqs: int | None
+    uniform_token_count: int | None
+    num_active_loras: int = 0
+
+
+def test_a_pass_finds_the_next_larger_graph_of_its_own_depth():
+    """As vLLM 0.26 lists them: each size rounded up to a multiple of a sequence's tokens; piecewise ones for any."""
+    sizes = [1, 2, 4, *range(8, 65, 8)]
+    whole = {Graph(up := -(-size // each) * each, up // each, each) for size in sizes for each in (1, 2, 3, 4, 6, 8)}
+    by_mode = {
+        Mode.PIECEWISE: [Graph(size, None, None) for size in reversed(sizes)],
+        Mode.FULL: sorted((g for g in whole if g.num_tokens <= 64), reverse=True),
+    }
+    ours = SimpleNamespace(scheduler_config=SimpleNamespace(scheduler_cls="paceline.integrations.vllm.TunedScheduler"))
+    manager = SimpleNamespace(vllm_config=ours, _capture_descs=by_mode, _candidates=None)
+    graphs.at_every_size(lambda self: None)(manager)
+    found = manager._candidates
+    for each in (1, 2, 3, 4, 6, 8):
+        for batch in range(1, 64 // each + 1):
+            fits = [g for g in found[batch * each, 0] if g.uniform_token_count == each and g.num_reqs >= batch]
+            largest = max(g.num_tokens for g in whole if g.uniform_token_count == each and g.num_tokens <= 64)
+            assert len(fits) == (batch * each <= largest), (each, batch)
+            if fits:
+                assert fits[0].num_tokens - batch * each < 8 + each
+    assert found[33, 0][-1] == Graph(40, None, None) and (65, 0) not in found

@@ -1,5 +1,5 @@
-"""vLLM 0.26 to 0.31 draft chains of full depth in their second model runner, whatever was scheduled, and cannot capture
-its CUDA graphs with a table of depths. Here both are put right from outside, in engines that have Paceline's scheduler.
+"""vLLM 0.26 to 0.31 draft chains of full depth in their second model runner, whatever was scheduled. Here it is put
+right from outside, in engines that have Paceline's scheduler.
 
 From 0.28 on the drafter's passes may be one CUDA graph, which cannot be shortened: then a depth of 0 or 1 saves them,
 and another one does not.
@@ -10,10 +10,8 @@ from __future__ import annotations
 import functools
 import logging
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any
 
-from paceline.integrations.vllm.settings import is_ours
 from paceline.integrations.vllm.versions import VllmNames
 
 RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
@@ -23,19 +21,16 @@ log = logging.getLogger("vllm.paceline")
 def follow_schedule(names: VllmNames) -> None:
     """Make the second model runner draft as deep as Paceline's scheduler says. Where a name has moved, it is left as
     it is: then every depth has the cost of the deepest, which the tuner measures."""
-    if names.speculator is None or names.draft_graphs is None:
+    if names.speculator is None:
         return
     try:
-        runner, speculator, graphs = (find(name) for name in (RUNNER, names.speculator, names.draft_graphs))
-        wrapped = runner.execute_model, speculator.propose, graphs._init_candidates
+        runner, speculator = find(RUNNER), find(names.speculator)
+        execute, propose = runner.execute_model, speculator.propose
     except (ImportError, AttributeError) as err:
         log.warning("drafting is as deep as vLLM has it, because a name of this version has moved: %s", err)
         return
-    if any(hasattr(method, "paceline") for method in wrapped):
-        return  # a process may load its plug-ins more than once
-    runner.execute_model = _marked(noting_depth(runner.execute_model))
-    speculator.propose = _marked(drafting_to_depth(speculator.propose))
-    graphs._init_candidates = _marked(without_table(graphs._init_candidates))
+    runner.execute_model = noting_depth(execute)
+    speculator.propose = drafting_to_depth(propose)
 
 
 def noting_depth(execute_model: Any) -> Any:
@@ -68,29 +63,7 @@ def drafting_to_depth(propose: Any) -> Any:
     return propose_to_depth
 
 
-def without_table(init_candidates: Any) -> Any:
-    """The drafter's passes after the first one have a token per sequence at every depth."""
-
-    @functools.wraps(init_candidates)
-    def init(self: Any) -> None:
-        config = self.vllm_config
-        if self.decode_query_len > 1 or not is_ours(config.scheduler_config.scheduler_cls):
-            return init_candidates(self)
-        self.vllm_config = SimpleNamespace(speculative_config=None)
-        try:
-            return init_candidates(self)
-        finally:
-            self.vllm_config = config
-
-    return init
-
-
 def find(name: str) -> Any:
     """A class by `module:name`."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
-
-
-def _marked(method: Any) -> Any:
-    method.paceline = True
-    return method

@@ -8,6 +8,7 @@ import logging
 from typing import Any
 
 from paceline.integrations.vllm.drafting import find, follow_schedule
+from paceline.integrations.vllm.graphs import list_graphs
 from paceline.integrations.vllm.settings import TunerSettings, depth_ladder, depth_table, is_ours
 from paceline.integrations.vllm.versions import installed_version, names_of
 
@@ -24,6 +25,7 @@ def register() -> None:
         if warning:
             log.warning("%s", warning)
         follow_schedule(names)
+        list_graphs(names)
         for where, method, wrap in HOOKS:
             owner = find(where)
             setattr(owner, method, wrap(getattr(owner, method)))

@@ -11,27 +11,29 @@ from importlib.metadata import PackageNotFoundError, version
 from paceline.errors import UserError
 
 _SPECULATOR = "vllm.v1.worker.gpu.spec_decode.autoregressive.speculator:AutoRegressiveSpeculator"
-_GRAPHS = "vllm.v1.worker.gpu.spec_decode.autoregressive.cudagraph_utils:SpeculatorCudaGraphManager"
+_GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager"
+_DRAFT_GRAPHS = "vllm.v1.worker.gpu.spec_decode.autoregressive.cudagraph_utils:SpeculatorCudaGraphManager"
 
 
 @dataclass(frozen=True)
 class VllmNames:
-    """Of vLLM's second model runner (`v1/worker/gpu`), which drafts chains of full depth whatever was scheduled until
-    it reads the scheduled depth itself; None where nothing is to be done."""
+    """Of vLLM's second model runner (`v1/worker/gpu`) what has to be put right; None where nothing has."""
 
     speculator: str | None = None
-    """The class whose `propose` drafts."""
+    """The class whose `propose` drafts chains of full depth, whatever was scheduled (`drafting`)."""
     draft_graphs: str | None = None
-    """The class that lists the CUDA graphs of drafting. With a table of depths it lists ones of negative size."""
+    """The class that lists the CUDA graphs of drafting, with a table of depths ones of negative size (`graphs`)."""
+    graphs: str | None = None
+    """The class that lists all CUDA graphs, for each size those of one depth only (`graphs`)."""
 
 
 VERSIONS = {
-    (0, 26): VllmNames(_SPECULATOR, _GRAPHS),
-    (0, 27): VllmNames(_SPECULATOR, _GRAPHS),
-    (0, 28): VllmNames(_SPECULATOR, _GRAPHS),
-    (0, 29): VllmNames(_SPECULATOR, _GRAPHS),
-    (0, 30): VllmNames(_SPECULATOR, _GRAPHS),
-    (0, 31): VllmNames(_SPECULATOR, _GRAPHS),
+    (0, 26): VllmNames(_SPECULATOR, _DRAFT_GRAPHS, _GRAPHS),
+    (0, 27): VllmNames(_SPECULATOR, _DRAFT_GRAPHS, _GRAPHS),
+    (0, 28): VllmNames(_SPECULATOR, _DRAFT_GRAPHS, _GRAPHS),
+    (0, 29): VllmNames(_SPECULATOR, _DRAFT_GRAPHS),
+    (0, 30): VllmNames(_SPECULATOR, _DRAFT_GRAPHS),
+    (0, 31): VllmNames(_SPECULATOR, _DRAFT_GRAPHS),
     (0, 32): VllmNames(),
     (0, 33): VllmNames(),
 }
