@@ -180,3 +180,4 @@ def test_one_flag_of_vllm_serve_and_its_metrics(server, models, work, plain, tmp
     steps = {line.split('depth="')[1][0]: float(line.split()[-1]) for line in ours if "paceline:steps_total" in line}
     assert steps["0"] > 0 and sum(count for depth, count in steps.items() if depth != "0") > 0
     assert "Paceline's tuner picks depths of 0, 1, 2, 3, 5" in (tmp_path / "log").read_text()
+    assert json.loads((tmp_path / "state.json").read_text())["tuner"]["round"] > 0

@@ -300,6 +300,19 @@ def test_the_state_is_saved_and_restored(tmp_path, caplog):
     assert other.tuner.round == 0 and "another model" in caplog.text
 
 
+def test_the_state_is_saved_when_the_engine_runs_dry(tmp_path):
+    """`vllm serve` ends its engine's process without telling the scheduler."""
+    file = tmp_path / "state.json"
+    state = StateFile(file, ENGINE)
+    state.save_if_due(tuner := trained(), idle=False)
+    assert not file.exists(), "a minute has not gone by"
+    state.save_if_due(tuner, idle=True)
+    assert file.exists()
+    file.unlink()
+    state.save_if_due(tuner, idle=True)
+    assert not file.exists(), "it was saved just now"
+
+
 @pytest.mark.parametrize("text", ["", "{", '{"engine": {}}', '["a"]', "\udcff"])
 def test_a_file_that_is_something_else_is_left_alone(text, tmp_path, caplog):
     file = tmp_path / "notes.json"

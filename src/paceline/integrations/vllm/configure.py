@@ -27,10 +27,10 @@ class SchedulerTuning:
         self.log_s = log_s
         self._logged = 0.0  # `tuner.seconds` when the last line was written
 
-    def tell(self) -> None:
-        """After a step."""
+    def tell(self, idle: bool) -> None:
+        """After a step; `idle` tells whether it was the last one for now."""
         if self.file is not None:
-            self.file.save_if_due(self.tuner)
+            self.file.save_if_due(self.tuner, idle)
         if self.log_s and self.tuner.seconds - self._logged >= self.log_s:
             self._logged = self.tuner.seconds
             log.info("%s", describe(self.tuner))

@@ -60,8 +60,9 @@ class TunedScheduler(AsyncScheduler):
         ended = {}
         if len(self.running) < running:
             ended = {name: r.num_output_tokens for name, r in before.items() if r.is_finished()}
-        self.paceline.meter.done(scheduler_output, self.clock(), len(self.running) > 0, ended)
-        self.paceline.tell()
+        busy = len(self.running) > 0
+        self.paceline.meter.done(scheduler_output, self.clock(), busy, ended)
+        self.paceline.tell(idle=not busy and not len(self.waiting))
         return outputs
 
     def shutdown(self) -> None:

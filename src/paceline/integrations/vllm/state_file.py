@@ -18,6 +18,7 @@ from paceline.files.writing import write_aside
 from paceline.integrations.vllm.tuning import DepthTuner
 
 SAVE_S = 60.0  # seconds between two saves
+IDLE_SAVE_S = 5.0  # the same when the engine has nothing to do: its process may be ended without being told
 log = logging.getLogger("vllm.paceline")  # below vLLM's own logger, whose level and format it shares
 
 
@@ -35,7 +36,7 @@ class StateFile:
     def __init__(self, file: Path, engine: dict[str, Any]):
         self.file = file
         self.engine = engine
-        self._due = time.monotonic() + SAVE_S
+        self._saved = time.monotonic() - IDLE_SAVE_S
         self._foreign = False  # the file is something else, which is not overwritten
         self._told = False
 
@@ -59,12 +60,12 @@ class StateFile:
         tuner.tuner.restore(saved["tuner"])
         log.info("the tuner goes on from %s, after %d steps", self.file, saved["tuner"]["round"])
 
-    def save_if_due(self, tuner: DepthTuner) -> None:
-        if time.monotonic() >= self._due:
+    def save_if_due(self, tuner: DepthTuner, idle: bool) -> None:
+        if time.monotonic() - self._saved >= (IDLE_SAVE_S if idle else SAVE_S):
             self.save(tuner)
 
     def save(self, tuner: DepthTuner) -> None:
-        self._due = time.monotonic() + SAVE_S
+        self._saved = time.monotonic()
         if self._foreign:
             return
         saved = {"engine": self.engine, "summary": tuner.summary(), "tuner": tuner.tuner.state()}
