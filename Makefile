@@ -42,7 +42,8 @@ sanitize: $(TESTS)
 	$(SANITIZE) --tool memcheck $(BIN)/python benchmarks/check_kernels.py
 	$(SANITIZE) --tool racecheck $(BIN)/python benchmarks/check_kernels.py --rounds 1
 
-# Exported drafters in vLLM and in the speculators library, which live in an environment of their own of several GB.
+# Exported drafters and the tuner in vLLM, and the speculators library, which live in an environment of their own of
+# several GB. The package is found as this source tree, with the plug-in that its installation has listed.
 test-vllm: $(TESTS) $(VLLM)/.ready
 	PACELINE_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm -s tests/engines
 

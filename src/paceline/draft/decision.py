@@ -21,6 +21,12 @@ class BatchContext:
     """By drafter: rows of the passes that it has to make first because it did not run."""
     slowest: float | None = None
     """Acceptance rate of the slowest sequence over that of all (`draft.stragglers.slowest`); None if not known."""
+    most_rows: float = inf
+    """Tokens that a pass may verify at most, plain decoding apart: CUDA graphs may end there."""
+
+    def allows(self, strategy: Strategy) -> bool:
+        fits = strategy.fits(self.batch) and self.batch * strategy.num_verified <= self.most_rows
+        return strategy.plain or fits
 
 
 @dataclass(frozen=True)

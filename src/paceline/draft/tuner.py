@@ -30,9 +30,11 @@ TRIAL_LOSS = 1 / 8  # of `explore`: the share of the time that the trials of one
 
 
 class Tuner:
-    def __init__(self, strategies: list[Strategy], max_batch: int, explore: float = 0.02):
+    def __init__(self, strategies: list[Strategy], max_batch: int, explore: float = 0.02, margin: float | None = None):
+        """`margin` instead of MARGIN, for an engine in which nobody waits for the slowest sequence."""
         self.strategies = [PLAIN, *(s for s in strategies if not s.plain)]
         self.explore = explore
+        self.margin = margin
         self.round = 0
         self.total_s = 0.0
         self.explored_s = 0.0
@@ -57,8 +59,9 @@ class Tuner:
             self.stragglers.ratios[size] = context.slowest
         if len(self.strategies) == 1 or size not in self._costs.plain:
             return Choice(PLAIN)
-        seconds = {s: self._token_s(size, s, context) for s in self.strategies if s.fits(context.batch)}
-        best = min(seconds, key=lambda s: seconds[s] if s.plain else seconds[s] / MARGIN)
+        seconds = {s: self._token_s(size, s, context) for s in self.strategies if context.allows(s)}
+        margin = MARGIN if self.margin is None else self.margin
+        best = min(seconds, key=lambda s: seconds[s] if s.plain else seconds[s] / margin)
         if best.drafter != self._best.drafter:  # a drafter that has become good: all that it can do may be tried
             self._allow_trials(best.drafter)
         self._best = best
@@ -131,7 +134,10 @@ class Tuner:
         tokens gain nothing that is sure."""
         accepted = fmean(trial.accepted) if trial.accepted else 0.0
         tokens = 1 + (1 - self.stragglers.together) * accepted
-        return trial.seconds - tokens * self._costs.round_s(bucket(self._ladder, trial.batch), PLAIN)
+        size = bucket(self._ladder, trial.batch)
+        if size not in self._costs.plain:  # sequences have ended since it was chosen
+            return 0.0
+        return trial.seconds - tokens * self._costs.round_s(size, PLAIN)
 
     def renew(self) -> None:
         """A drafter has changed: every trial may come at once, whatever those before have taken."""
