@@ -127,7 +127,7 @@ class TrainLoop:
         self.saver.check_update(metrics, self.config.learn.max_bad_updates)
 
         tokens = sum(len(one.tokens) for one in trajectories)
-        metrics |= describe_groups(groups) | stats.metrics() | self.recorder.describe_workers()
+        metrics |= self.rewards.logged() | describe_groups(groups) | stats.metrics() | self.recorder.describe_workers()
         self._count_step(groups, cursor, metrics | clock.metrics(tokens))
 
         due = self.versions.training_is_due(self.progress.step - 1) and not self.stopping.asked
@@ -215,13 +215,15 @@ class TrainLoop:
         """Decode it, once, and have it rewarded."""
         text = self.prompts.tokenizer.decode(completion.tokens)
         group.add(completion, text)
-        self.rewards.submit(completion.request.id, group.sample, text, completion.tokens)
+        whole = group.sample.index, self.config.rollout.samples
+        self.rewards.submit(completion.request.id, group.sample, text, completion.tokens, *whole)
 
     def _take(self, results: list[RewardResult], groups: dict[int, Group]) -> None:
         for result in results:
             group = groups[self.prompts.index_of(result.request_id)]
             if result.error is None:
                 group.set_reward(result.request_id, total(self.rewards.functions, result.values), result.values)
+                group.extras[result.request_id] = result.extra
                 continue
             which = f"{group.sample.where} of {self.prompts.task.name} ({group.sample.short})"
             self.rewards.errors.add(result.kind or result.error, result.error, result.trace, which)

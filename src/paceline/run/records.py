@@ -93,8 +93,9 @@ def sample_rows(groups: list[Group], step: int) -> list[dict[str, Any]]:
     rows = []
     for group in groups:
         first = min(group.completions)
-        row = {"step": step, "prompt": group.sample.prompt, "answer": group.texts[first]}
-        rows.append(row | {"reward": group.rewards[first], "finish": group.completions[first].finish_reason})
+        row: dict[str, Any] = {"step": step, "prompt": group.sample.prompt, "answer": group.texts[first]}
+        row |= {"reward": group.rewards[first], "finish": group.completions[first].finish_reason}
+        rows.append(row | ({"extra": group.extras[first]} if group.extras.get(first) else {}))
     return rows
 
 

@@ -197,4 +197,5 @@ def make_rewards(config: Config, task: Task, given: Sequence[Reward] | None, log
     own = None if functions else task.reward
     if not functions and own is None:
         raise UserError(f"the data set {task.name} brings no reward of its own: name one in reward.functions")
-    return RewardPool(functions or [(str(own), 1.0)], r.workers, r.timeout_s, log, r.start_timeout_s)
+    per = {f.function: f.per for f in r.functions if f.per is not None}
+    return RewardPool(functions or [(str(own), 1.0)], r.workers, r.timeout_s, log, r.start_timeout_s, per)
