@@ -102,7 +102,7 @@ def test_steps_without_speculation_do_not_count_as_drafts_that_were_rejected(tmp
     shown = Page(write_report(folder)[0].read_text()).having("data-how")
     assert [float(a["data-value"]) for a, _ in shown if "accept" in a["data-metric"]] == [pytest.approx(expected)]
     console = Console(file=io.StringIO(), width=200)
-    console.print(summary(metrics, str(folder)))
+    console.print(summary(metrics))
     assert f"accept length {expected:.2f} (while speculating)" in console.file.getvalue()
 
 
@@ -316,7 +316,7 @@ def test_a_run_with_metrics_of_before_they_were_renamed(tmp_path):
     assert metrics[0]["drafter/train_interval"] == 2 and metrics[0]["drafter/skipped_steps"] == 1
     assert read_lines(run / "metrics.jsonl")[2].keys() == metrics[2].keys()
     console = Console(file=io.StringIO(), width=200)
-    console.print(summary(metrics, str(run)))
+    console.print(summary(metrics))
     assert "end_rollout 0.25" in console.file.getvalue()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from statistics import fmean, pstdev
 
 from paceline.evaluation.scores import GREEDY, MEAN, EvalScores
-from paceline.run.records import short_names
+from paceline.observe.metrics import short_names
 
 
 def eval_metrics(scores: EvalScores) -> dict[str, float]:

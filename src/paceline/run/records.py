@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.config import Config
 from paceline.core import Group
+from paceline.observe.metrics import short_names
 from paceline.observe.rollout_spans import rollout_spans
 from paceline.observe.timeline import EVALUATE, LOST, MERGE, REWARD, SAVE, TRAIN, UPDATE, Timeline
 from paceline.run.directory import Run
@@ -134,9 +135,3 @@ def describe_groups(groups: list[Group]) -> dict[str, float]:
         values = [v[name] for g in groups for v in g.values.values() if name in v]
         metrics[f"reward/{label}"] = len(values) / len(rewards) if name == "errors" else np.mean(values)
     return {name: float(value) for name, value in metrics.items()}
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """Names of reward functions without the folders of their files, unless two would be called the same."""
-    short = [name.rpartition("/")[2] for name in names]
-    return [one if short.count(one) == 1 else name for name, one in zip(names, short, strict=True)]

@@ -65,11 +65,11 @@ class RewardQueue:
         if "arrived" in self._per:
             self._arrived.append(answer)
         if "group" in self._per:
-            members = self._groups.setdefault(group, [])
-            members.append(answer)
-            if len(members) == size:  # in the order of their ids, whichever was finished first
+            finished = self._groups.setdefault(group, [])
+            finished.append(answer)
+            if len(finished) == size:  # in the order of their ids, whichever was finished first
                 del self._groups[group]
-                self.waiting.append(RewardCall("group", sorted(members, key=lambda one: one.request_id)))
+                self.waiting.append(RewardCall("group", sorted(finished, key=lambda one: one.request_id)))
 
     def arrived(self) -> RewardCall | None:
         """A call with what has arrived, as much as one takes; it stays here until `took` says that it was made."""
