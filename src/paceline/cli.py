@@ -168,14 +168,18 @@ def report(
     from paceline.report.page import write_report
     from paceline.report.rundata import read_run
     from paceline.report.savings_text import full_answer, short_answer
+    from paceline.report.wall_clock import describe_wall_clock
 
     try:
         page, savings = write_report(run, out)
     except OSError as err:
         raise UserError(f"the report cannot be written to {out or run}: {err.strerror}") from err
     console = Console(highlight=False)
-    console.print(short_answer(savings), style="bold")
-    for sentence in [*full_answer(savings), *describe_losses(find_losses(read_run(run)))]:
+    found = read_run(run)
+    if headline := describe_wall_clock(found, savings):
+        console.print(headline, style="bold")
+    console.print(short_answer(savings))
+    for sentence in [*full_answer(savings), *describe_losses(find_losses(found))]:
         console.print(sentence, markup=False)
     console.print(f"report: {page}", soft_wrap=True, markup=False)
 
