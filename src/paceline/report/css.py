@@ -28,6 +28,7 @@ figure svg { display: block; width: 100%; height: auto; } .narrow { display: non
 .tabs > input:focus-visible + label { outline: 2px solid #3b7dc4; }
 .tab { display: none; } #tab-speed:checked ~ #body-speed, #tab-learning:checked ~ #body-learning,
 #tab-settings:checked ~ #body-settings { display: block; }
+#evaluations td, #evaluations th { overflow-wrap: normal; white-space: nowrap; }
 .sample summary { overflow-wrap: anywhere; } pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 6px 0;
   padding: 8px 12px; font: 13px/1.45 ui-monospace, monospace; border-left: 3px solid var(--line); }
 pre.written { background: var(--soft); border-color: #3b7dc4; }

@@ -248,10 +248,7 @@ def _figures_if_any(drawn: dict[str, tuple[Callable[[], str], str]]) -> list[str
 def _signal(run: RunData) -> str:
     """Why nothing may be learned, if that is so."""
     causes = find_causes(run.settings, run.metrics)
-    lines = (
-        f'<p class="loss">nothing may be learned, since step {one.step}: {html.escape(one.sentence)}</p>'
-        for one in causes
-    )
+    lines = (f'<p class="loss">{one.heading}, since step {one.step}: {html.escape(one.sentence)}</p>' for one in causes)
     return f'<div id="signal">{"".join(lines)}</div>' if causes else ""
 
 
