@@ -155,7 +155,7 @@ import time
 def f(prompts, completions, **columns):
     if {condition}:
         {act}
-    return [1.0]
+    return [1.0] * len(completions)
 """
 
 
@@ -204,7 +204,7 @@ def test_a_reward_that_fails_can_count_as_a_value(tmp_path, capsys):
 
 def test_losses_that_are_not_finite_stop_the_run(tmp_path):
     reward, run = tmp_path / "mine.py", tmp_path / "run"
-    reward.write_text("def f(completions, completion_ids, **_): return [float(sum(completion_ids[0]) % 7)]")
+    reward.write_text("def f(completions, completion_ids, **_): return [float(sum(i) % 7) for i in completion_ids]")
     words = [*QUICK, "steps=9", f"run_dir={run}", f"reward.functions=[{{function: '{reward}:f'}}]"]
     done = paceline("train", *words, "learn.lr=1e30", "learn.max_bad_updates=2")
     assert done.returncode == 1, done.stdout + done.stderr

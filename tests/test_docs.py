@@ -100,7 +100,7 @@ def test_the_settings_page_has_every_setting():
     rows = [line for line in settings_hook.render().split("\n") if line.startswith("| `")]
     page = {re.match(r"\| `([\w.\[\]]+)`", row).group(1): row for row in rows}
     assert [name for name in page if "[]" not in name] == setting_names()
-    lists = {"reward.functions[].function", "reward.functions[].weight"}
+    lists = {f"reward.functions[].{name}" for name in ("function", "weight", "per")}
     assert {name for name in page if "[]" in name} == lists | {name.replace("reward", "eval") for name in lists}
     assert all(row.count(" | ") == 2 and row.endswith("* |") for row in rows), "a | in a description ends its cell"
     assert "| `512` | Most tokens of a completion.<br>*whole number from 1* |" in page["rollout.max_tokens"]

@@ -48,6 +48,28 @@ def test_custom_reward(example, tmp_path):
     assert 1.0 < row["critic/rewards/max"] < 1.2, "right, and brief"
 
 
+def test_group_reward(example, tmp_path):
+    run = tmp_path / "run"
+    out = example("group_reward.py", "--steps", 1, "--prompts", 4, "--tokens", 64, "--run", run)
+    assert "right answers in a group of 6" in out
+    (row,) = read_lines(run / "metrics.jsonl")
+    assert 0 <= row["group/right"] <= 6 and row["critic/rewards/max"] > 1.1, "the shortest right one of several"
+    samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    assert all("place" in sample["extra"] for sample in samples)
+
+
+def test_judge_reward(example, tmp_path, monkeypatch):
+    for name in ("JUDGE_URL", "JUDGE_MODEL"):
+        monkeypatch.setenv(name, "")  # put back what the example sets
+        monkeypatch.delenv(name)
+    run = tmp_path / "run"
+    out = example("judge_reward.py", "--serve", "--steps", 2, "--tokens", 48, "--run", run)
+    asked = int(out.partition("the judge was asked ")[2].split()[0])
+    assert asked > 32, "once for each answer, and again for those that failed"
+    rows = read_lines(run / "metrics.jsonl")
+    assert all(row["judge/graded"] == 1.0 and 0 < row["critic/rewards/mean"] <= 1 for row in rows)
+
+
 def test_own_dataset(example, tmp_path):
     run = tmp_path / "run"
     assert "2 steps" in example("own_dataset.py", "--steps", 2, "--prompts", 2, "--run", run)

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from paceline import Drafter, Engine, Trainer
+from paceline import Drafter, Engine, Trainer, per
 from paceline.core import Sample
 from paceline.errors import RunError, UserError
 from paceline.tasks.countdown import Countdown
@@ -143,12 +143,19 @@ def test_rows_and_functions(tmp_path):
 
     def count(prompts, completions, weight, **_):
         seen.append((prompts[0], weight[0]))
-        return [float(weight[0])]
+        return [float(one) for one in weight]
 
     rows = [{"prompt": text, "weight": i} for i, text in enumerate(PROMPTS)]
-    rewards = [(count, 2.0), short, (lambda completions: [None for _ in completions]), (lambda completions: [1.0])]
+    rewards = [
+        (count, 2.0),
+        short,
+        (lambda completions: [None for _ in completions]),
+        per("completion")(lambda completions: [1.0]),
+    ]
     done = Trainer("embedded", iter(rows), rewards, steps=2, run_dir=tmp_path / "run", settings=SMALL).train()
-    assert sorted(set(seen)) == sorted((text, i) for i, text in enumerate(PROMPTS)) and len(seen) == 8
+    assert sorted(set(seen)) == sorted((text, i) for i, text in enumerate(PROMPTS)) and len(seen) == 4, (
+        "once for a group"
+    )
     row = done.metrics[0]
     assert {"reward/count", "reward/short", "reward/<lambda>-2"} <= row.keys()
     assert row["critic/rewards/mean"] == pytest.approx(

@@ -22,6 +22,7 @@ def test_all_variants(lora_step, monkeypatch, capsys):
     assert full["plan_gb"]["optimizer"] > 3 * lora["plan_gb"]["optimizer"]
     assert all(one["steps"] == 1 and one["rollout_tokens_per_s"] > 0 and one["grad_norm"] > 0 for one in (full, lora))
     assert result["settings"]["limit_gb"] == 40 and set(result["ratios"]) == {"lora", "lora-limited"}
+    assert "memory: memory was not measured, at most 40 GB: unknown" in out
     assert "a card of 40 GB" in out and "step 1 (warm-up)" in out and "as fast as training all weights" in out
 
 
@@ -36,6 +37,13 @@ def test_a_variant_that_fails_does_not_hide_the_others(lora_step, capsys):
     assert lora_step.ratios(results) == {"lora": {"rollout_tokens_per_s": 1.0, "update_tokens_per_s": 1.5}}
     lora_step.print_table(results)
     assert "lora-limited  failed" in capsys.readouterr().out
+    assert lora_step.verdict(results, 40) == [
+        "memory: the run failed, at most 40 GB: does not hold",
+        "rollout, with LoRA over without: 1.00 times, at least 0.97: holds",
+        "update, LoRA over full: 1.50 times, at least 1.3: holds",
+    ]
+    results["lora-limited"] = fast | {"used_gb": 38.5}
+    assert lora_step.verdict(results, 40)[0] == "memory: 38.5 GB of the card were used, at most 40 GB: holds"
 
 
 def test_variants_are_named(lora_step, monkeypatch):

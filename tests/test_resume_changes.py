@@ -14,9 +14,9 @@ from paceline.errors import UserError
 from paceline.learn.schedule import learning_rate
 from paceline.library.trainer import Trainer
 from paceline.loop import train
+from paceline.observe.metrics import short_names
 from paceline.run import Run
 from paceline.run.changes import FIXED, read_changes
-from paceline.run.records import short_names
 
 from .test_cli import here, rows
 from .tied import EOS_IDS, make_tied

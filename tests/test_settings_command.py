@@ -227,7 +227,7 @@ def test_a_run_that_failed_says_why_until_it_goes_on(tmp_path):
     assert here("train", *words) == 1
     (one,) = find_runs(tmp_path)
     assert one.state == "failed" and "oops" in one.why
-    mine.write_text("def f(completions, **_):\n    return [1.0]\n")
+    mine.write_text("def f(completions, **_):\n    return [1.0] * len(completions)\n")
     assert here("train", "--resume", tmp_path / "run") == 0
     (one,) = find_runs(tmp_path)
     assert one.state == "finished" and not one.why and not (tmp_path / "run" / "end.json").exists()

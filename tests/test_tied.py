@@ -195,7 +195,7 @@ def test_rows_from_python(tied, tmp_path):
 
     def length(completions, **columns):
         seen.append(completions[0][0]["role"])
-        return [len(completions[0][0]["content"])]
+        return [len(message["content"]) for (message,) in completions]
 
     done = Trainer(tied / "model", rows, length, steps=2, run_dir=tmp_path / "run", settings=settings).train()
     shutil.rmtree(done.folder / "checkpoints" / "step-000002")

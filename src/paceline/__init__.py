@@ -13,14 +13,18 @@ if TYPE_CHECKING:
     from paceline.library.engine import Engine
     from paceline.library.trainer import Trainer
     from paceline.observe.hooks import StepInfo
+    from paceline.tasks.judge import Judge
+    from paceline.tasks.reward_call import per
 
-__all__ = ["Drafter", "Engine", "StepInfo", "Trainer", "__version__"]
+__all__ = ["Drafter", "Engine", "Judge", "StepInfo", "Trainer", "__version__", "per"]
 
 _MODULES = {
     "Drafter": "library.drafter",
     "Engine": "library.engine",
+    "Judge": "tasks.judge",
     "StepInfo": "observe.hooks",
     "Trainer": "library.trainer",
+    "per": "tasks.reward_call",
 }
 
 

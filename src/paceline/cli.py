@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -17,7 +18,7 @@ from typer.core import TyperGroup
 
 from paceline.commands.draft_app import draft_app
 from paceline.commands.eval_options import eval_options
-from paceline.commands.words import UNKNOWN_OPTIONS, split_words
+from paceline.commands.words import UNKNOWN_OPTIONS, for_terminal, split_words
 from paceline.errors import RenamedSetting, RunError, Stopped, UserError
 from paceline.process.waiting import choose_waiting
 
@@ -73,9 +74,9 @@ def train(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
     """Train a policy. Without arguments: the embedded reasoner on Countdown."""
+    from paceline.commands.trained import print_summary
     from paceline.config import describe_recipe, load_config
     from paceline.observe.live import LiveView
-    from paceline.observe.summary import summary
 
     recipe, overrides = split_words(words, ("--resume", "--quiet", "--help"))
     if resume and recipe:
@@ -91,18 +92,16 @@ def train(
     else:
         config = load_config(recipe, overrides)
         console.print(describe_recipe(recipe, overrides), soft_wrap=True, markup=False)
-    from paceline.loop import train as run_training  # loads torch and transformers, after the settings are checked
+    with LiveView(config, console) as view:
+        view.loading("PyTorch")
+        from paceline.loop import train as run_training  # after the settings are checked
 
-    view = LiveView(config, console)
-    run, rows = run_training(config, run_before, view)
-    from paceline.report.page import write_report
-
-    page = None
-    try:
-        page = str(write_report(run.folder)[0])
-    except (OSError, UserError) as err:  # the run is done and saved: a page that cannot be made must not spoil it
-        view.note(f"the report could not be made: {err}")
-    console.print(summary(rows, str(run.folder), page))
+        try:
+            run_training(config, run_before, view)
+        finally:  # also of a run that was stopped, before the sentence that says how to resume it
+            view.stop()
+            if view.rewards and view.folder:
+                print_summary(view, view.folder)
 
 
 @app.command()
@@ -169,14 +168,18 @@ def report(
     from paceline.report.page import write_report
     from paceline.report.rundata import read_run
     from paceline.report.savings_text import full_answer, short_answer
+    from paceline.report.wall_clock import describe_wall_clock
 
     try:
         page, savings = write_report(run, out)
     except OSError as err:
         raise UserError(f"the report cannot be written to {out or run}: {err.strerror}") from err
     console = Console(highlight=False)
-    console.print(short_answer(savings), style="bold")
-    for sentence in [*full_answer(savings), *describe_losses(find_losses(read_run(run)))]:
+    found = read_run(run)
+    if headline := describe_wall_clock(found, savings):
+        console.print(headline, style="bold")
+    console.print(short_answer(savings))
+    for sentence in [*full_answer(savings), *describe_losses(find_losses(found))]:
         console.print(sentence, markup=False)
     console.print(f"report: {page}", soft_wrap=True, markup=False)
 
@@ -305,6 +308,8 @@ def _format_warning(
 def _say_last(text: str) -> None:
     """To a terminal that may be closed: the exit code must be right all the same."""
     try:
+        if sys.stderr.isatty():
+            text = for_terminal(text, shutil.get_terminal_size().columns)
         print(text, file=sys.stderr, flush=True)
     except (OSError, ValueError):
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nothing:

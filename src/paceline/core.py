@@ -165,6 +165,8 @@ class Group:
     """Weighted sums of the values."""
     values: dict[int, dict[str, float]] = field(default_factory=dict)
     """Of each reward function, by its name."""
+    extras: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """What reward functions have logged of a completion."""
 
     def add(self, completion: Completion, text: str) -> None:
         request = completion.request

@@ -74,7 +74,7 @@ class TrainLoop:
         self.recorder = started.recorder
         self.spot = when_to_train(self.config, started.has_drafter)
         self.lengths = Lengths(self.config.rollout.max_tokens / 2)
-        self.saver = RunSaver(run, self.cluster, self.prompts.tokenizer, self.progress, self.recorder, self.view.note)
+        self.saver = RunSaver(run, self.cluster, self.prompts.tokenizer, self.progress, self.recorder, self.view)
         self.after_step = AfterStep(started, run, self.view, self.saver, callbacks)
 
     def stop(self) -> None:
@@ -116,7 +116,7 @@ class TrainLoop:
     def step(self) -> dict[str, float]:
         """One RL step."""
         self.recorder.begin(self.progress.step + 1)
-        clock = Clock(self.recorder.on_part)
+        clock = Clock(self.recorder.on_part, self.view.part)
 
         groups, cursor = self._collect(clock)
         training = sum((o.training for o in self.recorder.outcomes), TrainingStats())
@@ -127,7 +127,7 @@ class TrainLoop:
         self.saver.check_update(metrics, self.config.learn.max_bad_updates)
 
         tokens = sum(len(one.tokens) for one in trajectories)
-        metrics |= describe_groups(groups) | stats.metrics() | self.recorder.describe_workers()
+        metrics |= self.rewards.logged() | describe_groups(groups) | stats.metrics() | self.recorder.describe_workers()
         self._count_step(groups, cursor, metrics | clock.metrics(tokens))
 
         due = self.versions.training_is_due(self.progress.step - 1) and not self.stopping.asked
@@ -180,9 +180,9 @@ class TrainLoop:
         groups = {i: self.prompts.group(i) for i in indices}
         requests = [request for i, group in groups.items() for request in self.prompts.requests(i, group)]
         expected = {r.id: self.lengths.expect(r.prompt) for r in requests}
-        self.view.rollout_started(self.progress.step, len(requests))
         finished = 0
         with clock.part("gen"):
+            self.view.rollout_started(self.progress.step, len(requests))
             for completions in self._answers(requests, expected):
                 for completion in completions:
                     self._finish(completion, groups[self.prompts.index_of(completion.request.id)])
@@ -215,13 +215,15 @@ class TrainLoop:
         """Decode it, once, and have it rewarded."""
         text = self.prompts.tokenizer.decode(completion.tokens)
         group.add(completion, text)
-        self.rewards.submit(completion.request.id, group.sample, text, completion.tokens)
+        whole = group.sample.index, self.config.rollout.samples
+        self.rewards.submit(completion.request.id, group.sample, text, completion.tokens, *whole)
 
     def _take(self, results: list[RewardResult], groups: dict[int, Group]) -> None:
         for result in results:
             group = groups[self.prompts.index_of(result.request_id)]
             if result.error is None:
                 group.set_reward(result.request_id, total(self.rewards.functions, result.values), result.values)
+                group.extras[result.request_id] = result.extra
                 continue
             which = f"{group.sample.where} of {self.prompts.task.name} ({group.sample.short})"
             self.rewards.errors.add(result.kind or result.error, result.error, result.trace, which)
@@ -243,8 +245,10 @@ def train(
 ) -> tuple[Run, list[dict[str, Any]]]:
     """The main job: a new run from `config`, or the rest of `resume`. Off the main thread `stopping` can end it."""
     stopping = stopping or Stopping()
-    with stopping.listening():
+    view = view or LiveView(config, quiet=True)
+    with stopping.listening(), view:
         run = Run.open(resume) if isinstance(resume, Path) else resume or Run.create(config)
+        view.folder = run.folder
         with starting(run, is_new=not resume):
             loop = TrainLoop(run.config, run, view, task, rewards, stopping, eval_task, callbacks)
         return run, loop.train()

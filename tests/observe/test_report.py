@@ -102,7 +102,7 @@ def test_steps_without_speculation_do_not_count_as_drafts_that_were_rejected(tmp
     shown = Page(write_report(folder)[0].read_text()).having("data-how")
     assert [float(a["data-value"]) for a, _ in shown if "accept" in a["data-metric"]] == [pytest.approx(expected)]
     console = Console(file=io.StringIO(), width=200)
-    console.print(summary(metrics, str(folder)))
+    console.print(summary(metrics))
     assert f"accept length {expected:.2f} (while speculating)" in console.file.getvalue()
 
 
@@ -244,7 +244,7 @@ def test_a_loss_without_a_timeline_and_many_losses(tmp_path):
 
 def test_versions_of_the_drafter_are_drawn_behind_the_step_that_published_them(tmp_path):
     text = write_report(made_run(tmp_path / "run", steps=7))[0].read_text()
-    figure = text[text.index('id="fig-accept"') : text.index('id="fig-strategies"')]
+    figure = text[text.index('id="fig-accept"') : text.index('id="fig-strategies"')].partition('class="narrow"')[0]
     at = {name: float(x) for x, name in re.findall(r'<text x="([\d.]+)"[^>]*>(v\d+)<', figure)}
     dots = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', figure)]
     assert at.keys() == {"v1", "v2"} and figure.count("stroke-dasharray") == 2
@@ -257,7 +257,7 @@ def test_the_longest_tenth_where_most_are_cut_short(tmp_path):
     row = {"step": 1, "lengths": lengths, "rewards": [0.0] * 40, "workers": [0] * 40}
     (run / "answers.jsonl").write_text(json.dumps(row) + "\n")
     text = write_report(run)[0].read_text()
-    assert "the longest tenth: from 200 tokens on" in text
+    assert "longest tenth: from 200 on" in text
     assert f"The longest tenth has {4 * 200 / sum(lengths):.0%} of all tokens" in text
 
 
@@ -316,7 +316,7 @@ def test_a_run_with_metrics_of_before_they_were_renamed(tmp_path):
     assert metrics[0]["drafter/train_interval"] == 2 and metrics[0]["drafter/skipped_steps"] == 1
     assert read_lines(run / "metrics.jsonl")[2].keys() == metrics[2].keys()
     console = Console(file=io.StringIO(), width=200)
-    console.print(summary(metrics, str(run)))
+    console.print(summary(metrics))
     assert "end_rollout 0.25" in console.file.getvalue()
 
 

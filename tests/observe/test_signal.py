@@ -52,6 +52,13 @@ def test_it_takes_a_few_steps_unless_settings_say_it():
     assert causes_now(NEUTRAL | {"rollout.samples": 1}, [{"step": 1} | DEAD])[0].step == 1
 
 
+def test_a_heading_says_how_much_of_the_run_it_is_about():
+    rows = [{"step": i} | LEARNS | {"reward/a": 0.5, "reward/b": 0.0} for i in range(1, LOOK_BACK + 1)]
+    (one,) = find_causes(NEUTRAL, rows)
+    assert one.cause == "reward/b" and one.heading == "one reward may teach nothing"
+    assert find_causes(NEUTRAL, [{"step": i} | DEAD for i in range(1, 4)])[0].heading == "nothing may be learned"
+
+
 SMALL = {
     "rollout.prompts": 2, "rollout.samples": 2, "rollout.max_tokens": 8, "log.tensorboard": False, "model.threads": 1,
     "speculation.mode": "plain",

@@ -9,6 +9,7 @@ from paceline.errors import UserError
 from paceline.tasks.answers import final_answer, gold_answer, same_answer
 from paceline.tasks.data_sources import reward_of
 from paceline.tasks.datasets import DataSet
+from paceline.tasks.reward_call import FinishedAnswer
 from paceline.tasks.reward_errors import BadReward
 from paceline.tasks.rewards import compute_rewards, load_reward
 
@@ -63,7 +64,7 @@ def test_answers_are_compared_by_value(a, b, same):
 
 
 def score(reward, text, **columns):
-    return compute_rewards([load_reward(reward)], Sample(0, "?", columns), text, []).get(reward)
+    return compute_rewards(load_reward(reward), [FinishedAnswer(0, Sample(0, "?", columns), text, [])])[0]
 
 
 @pytest.mark.parametrize("reward", ["exact_match", "math"])

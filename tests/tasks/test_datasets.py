@@ -13,6 +13,7 @@ from paceline.errors import UserError
 from paceline.library.trainer import Trainer
 from paceline.tasks import make_task
 from paceline.tasks.datasets import DataSet
+from paceline.tasks.reward_call import FinishedAnswer
 from paceline.tasks.rewards import compute_rewards, load_reward
 from paceline.tasks.tasks import choose_style
 from paceline.tasks.wording import Wording
@@ -101,8 +102,9 @@ def test_gym_tasks_by_name():
     assert sample.prompt[0]["role"] == "user" and sample == gym.sample(4)
     reward = load_reward("gym")
     answer = sample.columns["entry"]["answer"]
-    assert compute_rewards([reward], sample, f"so <answer>{answer}</answer>", []) == {"gym": 1.0}
-    assert compute_rewards([reward], sample, "<answer>no idea</answer>", [])["gym"] < 1
+    texts = [f"so <answer>{answer}</answer>", "<answer>no idea</answer>"]
+    right, wrong = (compute_rewards(reward, [FinishedAnswer(0, sample, text, [])])[0] for text in texts)
+    assert right == 1.0 and wrong < 1
 
 
 def test_unknown_gym_task_names_close_ones():
@@ -168,7 +170,7 @@ def test_rows_from_python_are_checked(rows, problem):
 
 def test_rows_may_hold_anything_for_rewards_that_are_functions():
     rows = [{"prompt": "a", "check": lambda text: 1.0}]
-    Trainer("embedded", rows, lambda completions, check, **_: [check[0](completions[0])])
+    Trainer("embedded", rows, lambda completions, check, **_: [f(c) for f, c in zip(check, completions, strict=True)])
 
 
 def test_a_gym_task_without_samples():

@@ -31,7 +31,11 @@ RAISED = {"KeyError": 8, "JSONDecodeError": 4}
 def test_each_kind_is_told_once_per_step_and_logged_in_full(tmp_path, capsys, workers):
     file, run = tmp_path / "mine.py", tmp_path / "run"
     file.write_text(REWARD)
-    words = [f"reward.functions=[{{function: {file}:f}}]", "reward.on_error=value", "reward.error_value=-1"]
+    words = [
+        f"reward.functions=[{{function: {file}:f, per: completion}}]",
+        "reward.on_error=value",
+        "reward.error_value=-1",
+    ]
     words += [f"reward.workers={workers}", f"run_dir={run}", "rollout.samples=12", "steps=2"]
     assert here("train", *QUICK, *words) == 0
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note ")]
@@ -50,7 +54,7 @@ def test_each_kind_is_told_once_per_step_and_logged_in_full(tmp_path, capsys, wo
 def test_one_that_stops_the_run_is_logged_too(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(REWARD)
     (tmp_path / "d.jsonl").write_text(json.dumps({"prompt": "Make 6 from 1 2 3.\n"}))
-    words = [f"reward.functions=[{{function: {tmp_path}/mine.py:f}}]", f"run_dir={tmp_path / 'run'}"]
+    words = [f"reward.functions=[{{function: {tmp_path}/mine.py:f, per: completion}}]", f"run_dir={tmp_path / 'run'}"]
     assert here("train", *QUICK, *words, f"task.name={tmp_path / 'd.jsonl'}") == 1
     said = capsys.readouterr().err
     assert f"(at {tmp_path}/mine.py:" in said and f"line 1 of {tmp_path}/d.jsonl" in said and said.count("\n") == 1

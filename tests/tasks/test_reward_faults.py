@@ -206,7 +206,7 @@ REWARD = textwrap.dedent("""
             time.sleep(600)
         if os.path.exists(os.path.join(os.path.dirname(__file__), "hang")):
             time.sleep(600)
-        return [float(len(completions[0]) % 3)]
+        return [float(len(text) % 3) for text in completions]
 """)
 
 
@@ -244,7 +244,7 @@ HANGS_ONCE = textwrap.dedent("""
         if not os.path.exists(mark):
             open(mark, "w").close()
             time.sleep(600)
-        return [1.0]
+        return [1.0] * len(completions)
 """)
 
 
@@ -253,11 +253,11 @@ def test_the_setting_decides_what_becomes_of_the_run(tmp_path, capsys, setting, 
     (tmp_path / "mine.py").write_text(HANGS_ONCE)
     functions = f"reward.functions=[{{function: {tmp_path}/mine.py:f}}]"
     run = tmp_path / "run"
-    words = [*QUICK, f"run_dir={run}", functions, f"reward.on_error={setting}", "reward.timeout_s=1", "steps=1"]
+    words = [*QUICK, f"run_dir={run}", functions, f"reward.on_error={setting}", "reward.timeout_s=0.25", "steps=1"]
     assert here("train", *words, "rollout.prompts=1", "rollout.samples=4") == code
     output = capsys.readouterr()
     assert (run / "checkpoints").is_dir() and any((run / "checkpoints").iterdir()), "saved"
     if code:
-        assert "took longer than 1 s" in output.err and "\n" not in output.err.strip()
+        assert "took longer than 1 s for 4 completions" in output.err and "\n" not in output.err.strip()
     else:
         assert "took longer than 1 s" in output.out

@@ -9,8 +9,9 @@ import pytest
 
 from paceline.core import Sample
 from paceline.errors import UserError
+from paceline.tasks.reward_call import FinishedAnswer
 from paceline.tasks.reward_pool import RewardPool
-from paceline.tasks.rewards import load_reward, total
+from paceline.tasks.rewards import Reward, compute_rewards, load_reward, total
 
 SAMPLE = Sample(3, "2+2?", {"answer": "4", "ground_truth": "4", "data_source": "sums", "extra_info": {"hint": 1}})
 CHAT = Sample(4, [{"role": "user", "content": "2+2?"}], SAMPLE.columns)
@@ -103,6 +104,10 @@ def results(functions, texts, sample=SAMPLE, **settings):
     return [out[i] for i in range(len(texts))]
 
 
+def value(reward: Reward, sample: Sample, text: str) -> object:
+    return compute_rewards(reward, [FinishedAnswer(0, sample, text, [])])[0]
+
+
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_both_signatures_and_weights(file, workers):
     functions = [(f"{file}:trl", 1.0), (f"{file}:compute_score", 0.5), (f"{file}:no_opinion", 9.0)]
@@ -122,18 +127,18 @@ def test_more_forms(file):
 
 def test_by_module_name(file, monkeypatch):
     monkeypatch.syspath_prepend(str(file.parent))
-    assert load_reward("mine:trl").call(SAMPLE, "4", []) == 1.0
+    assert value(load_reward("mine:trl"), SAMPLE, "4") == 1.0
 
 
 def test_built_in_rewards():
     exact, math = load_reward("exact_match"), load_reward("math")
-    assert exact.call(SAMPLE, "thinking\n<answer> 4 </answer>", []) == 1.0
-    assert exact.call(SAMPLE, "so\n4", []) == 1.0 and exact.call(SAMPLE, "5", []) == 0.0
+    assert value(exact, SAMPLE, "thinking\n<answer> 4 </answer>") == 1.0
+    assert value(exact, SAMPLE, "so\n4") == 1.0 and value(exact, SAMPLE, "5") == 0.0
     half = Sample(0, "?", {"solution": r"\frac{1}{2}"})
-    assert math.call(half, r"It is $\boxed{0.5}$.", []) == 1.0
-    assert math.call(half, r"It is $\boxed{2}$.", []) == 0.0
+    assert value(math, half, r"It is $\boxed{0.5}$.") == 1.0
+    assert value(math, half, r"It is $\boxed{2}$.") == 0.0
     countdown = load_reward("countdown")
-    assert countdown.call(Sample(0, "?", {"numbers": [1, 2], "target": 3}), "<answer>1+2</answer>", []) == 1.0
+    assert value(countdown, Sample(0, "?", {"numbers": [1, 2], "target": 3}), "<answer>1+2</answer>") == 1.0
 
 
 @pytest.mark.parametrize("workers", [0, 1])

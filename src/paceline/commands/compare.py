@@ -98,7 +98,7 @@ class Comparison(TrainLoop):
 
     def _rollout_in(self, mode: str, indices: range) -> tuple[list[Group], ModeRollout]:
         self.mode = mode
-        clock = Clock()
+        clock = Clock(on_begin=self.view.part)
         before = self.meter.joules()
         groups = super()._rollout(indices, clock)
         return groups, ModeRollout(
@@ -146,10 +146,10 @@ def run_comparison(config: Config, console: Console, as_json: bool = False) -> N
         raise UserError("speculation.mode=plain leaves nothing to compare; drop that setting")
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"task": None})})  # it compares speed
     stopping = Stopping()
-    with stopping.listening():
+    with stopping.listening(), LiveView(config, console) as view:
         run = Run.create(config)
         with starting(run, is_new=True):
-            comparison = Comparison(run.config, run, LiveView(config, console), stopping)
+            comparison = Comparison(run.config, run, view, stopping)
         comparison.train()
     picture = run.folder / "compare.svg"
     write_aside(picture, draw_rollouts(comparison.rounds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import textwrap
 from collections.abc import Sequence
 
 from paceline.errors import UserError
@@ -50,3 +51,11 @@ def _not_an_option(word: str, following: str | None, options: Sequence[str]) -> 
         return f"{shown} is not an option: settings are written as key=value; `paceline settings WORD` finds one"
     note = f" ({theirs.note})" if theirs and theirs.note else ""
     return f"{shown} is not an option: settings are written as key=value, here {key}={shorten(value) or '...'}{note}"
+
+
+def for_terminal(text: str, width: int) -> str:
+    """A sentence wrapped between words; the command that it tells to type has lines of its own, to be copied."""
+    lines = []
+    for part in text.replace(": paceline ", ":\npaceline ").split("\n"):
+        lines += textwrap.wrap(part, width, break_long_words=False, break_on_hyphens=False) or [part]
+    return "\n".join(lines)

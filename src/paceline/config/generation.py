@@ -87,6 +87,9 @@ class RewardFunctionConfig(Section):
     your own as `module:function` or `file.py:function`."""
     weight: float = 1.0
     """Factor of its value in the sum that is the completion's reward."""
+    per: Literal["completion", "group", "arrived"] | None = None
+    """What it is given in one call: a completion as soon as it is finished, all of a prompt's group once they are, or
+    what has arrived when a process is free; `null` is as the function asks for, or as its signature means."""
 
 
 class RewardConfig(Section):
@@ -96,7 +99,7 @@ class RewardConfig(Section):
     """Processes that compute rewards while decoding goes on. 0 computes them in the trainer, where nothing can stop a
     hanging one."""
     timeout_s: float = Field(30.0, gt=0, le=SECONDS)
-    """Seconds that one call may take."""
+    """Seconds that one call may take for each of its completions."""
     start_timeout_s: float = Field(120.0, gt=0, le=SECONDS)
     """Seconds that importing the functions may take."""
     on_error: Literal["stop", "value"] = "stop"

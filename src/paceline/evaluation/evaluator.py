@@ -88,6 +88,7 @@ class Evaluator:
             with self.stopping.at_once():
                 results = self.rewards.collect(block=True)
             self._take(results, groups, fail)
+        self.rewards.logged()  # belongs to no step
         stats = sum((outcome.stats for outcome in self.cluster.end().values()), EngineStats())
         for group in groups.values():
             self._lengths.learn(group.prompt, [len(c.tokens) for c in group.completions.values()])
@@ -97,7 +98,8 @@ class Evaluator:
     def _finish(self, completion: Completion, group: Group) -> None:
         text = self.tokenizer.decode(completion.tokens)
         group.add(completion, text)
-        self.rewards.submit(completion.request.id, group.sample, text, completion.tokens)
+        whole = group.sample.index, self.eval_set.answers
+        self.rewards.submit(completion.request.id, group.sample, text, completion.tokens, *whole)
 
     def _take(self, results: list[RewardResult], groups: dict[int, Group], fail: Callable[[str], Exception]) -> None:
         reward = self.config.reward

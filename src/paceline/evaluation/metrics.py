@@ -10,6 +10,7 @@ from __future__ import annotations
 from statistics import fmean, pstdev
 
 from paceline.evaluation.scores import GREEDY, MEAN, EvalScores
+from paceline.observe.metrics import short_names
 
 
 def eval_metrics(scores: EvalScores) -> dict[str, float]:
@@ -32,8 +33,8 @@ def _of_data(data: str, scores: EvalScores) -> dict[str, float]:
             out[f"{core if k == n else aux}/reward/best@{k}/mean"] = scores.value(f"best@{k}")
     if scores.prompts[0].greedy is not None:
         out[f"{core}/greedy/mean@1"] = scores.value(GREEDY)
-    for name in scores.functions:
-        out[f"{aux}/{name}/mean@{n}"] = scores.value(name)
+    for name, label in zip(scores.functions, short_names(scores.functions), strict=True):
+        out[f"{aux}/{label}/mean@{n}"] = scores.value(name)
     out[f"{aux}/response_length/mean"] = scores.mean_length
     out[f"{aux}/response_length/clip_ratio"] = scores.clip_ratio
     return out

@@ -76,6 +76,11 @@ class EvalSet:
         """Groups to be filled."""
         return [Group(group.sample, group.prompt) for group in self.groups]
 
+    @property
+    def answers(self) -> int:
+        """To each prompt, the greedy one included."""
+        return self.samples + self.greedy
+
     def requests(self) -> list[Request]:
         answers = [(j, self.sampling) for j in range(self.samples)]
         if self.greedy:

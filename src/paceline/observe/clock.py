@@ -8,10 +8,14 @@ from typing import Any
 
 
 class Clock:
-    """Times the parts of a step; `on_part(name, seconds)` is called when one is over."""
+    """Times the parts of a step; `on_begin(name)` is called when one begins, `on_part(name, seconds)` when it is
+    over."""
 
-    def __init__(self, on_part: Callable[[str, float], None] | None = None) -> None:
+    def __init__(
+        self, on_part: Callable[[str, float], None] | None = None, on_begin: Callable[[str], None] | None = None
+    ) -> None:
         self.on_part = on_part
+        self.on_begin = on_begin
         self.started = time.perf_counter()
         self.parts: dict[str, float] = {}
         """Seconds by part, named as in the metrics: `timing_s/PART`."""
@@ -37,6 +41,8 @@ class _Part:
         self.name = name
 
     def __enter__(self) -> None:
+        if self.clock.on_begin:
+            self.clock.on_begin(self.name)
         self.started = time.perf_counter()
 
     def __exit__(self, *_: Any) -> None:

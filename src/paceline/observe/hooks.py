@@ -72,4 +72,4 @@ class StepHooks:
         new = [one for one in causes_now(self._settings, list(self._rows)) if one.cause not in self._told]
         self._told |= {one.cause for one in new}
         ends = [f"the run ends after step {step}: {info.stopped}"] if info.stopped else []
-        return [f"nothing may be learned: {one.sentence} ({FAQ})" for one in new] + ends
+        return [f"{one.heading}: {one.sentence} ({FAQ})" for one in new] + ends

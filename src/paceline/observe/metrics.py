@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +175,9 @@ class _Tracker:
 
     def close(self) -> None:
         self.module.finish()
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names of reward functions without the folders of their files, unless two would be called the same."""
+    short = [name.rpartition("/")[2] for name in names]
+    return [one if short.count(one) == 1 else name for name, one in zip(names, short, strict=True)]

@@ -27,6 +27,13 @@ class NoSignal:
     step: int = 0
     """At which it was found."""
 
+    @property
+    def heading(self) -> str:
+        """How much of the run it is about."""
+        if self.cause.startswith("reward/"):
+            return "one reward may teach nothing"
+        return "answers are cut" if self.cause == "cut" else "nothing may be learned"
+
 
 def find_causes(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[NoSignal]:
     """Of a whole run, each cause once, in the order in which they were found. `settings` are by their dotted keys,

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 
-from rich.text import Text
-
-PART_COLOURS = {
-    "gen": "cyan",
-    "reward": "yellow",
-    "end_rollout": "white",
-    "update_actor": "magenta",
-    "train_drafter": "blue",
-    "merge_drafter": "blue",
-    "testing": "bright_yellow",
-    "save_checkpoint": "green",
-}
-"""The parts of a step, named as in the metrics: `timing_s/PART`."""
+PARTS = (
+    "gen",
+    "reward",
+    "end_rollout",
+    "update_actor",
+    "train_drafter",
+    "merge_drafter",
+    "testing",
+    "save_checkpoint",
+)
+"""Of a step, named as in the metrics: `timing_s/PART`."""
 LEARNING_METRICS = (
     ("groups/mixed", "mixed", ".0%"),
     ("response_length/clip_ratio", "cut", ".0%"),
@@ -28,11 +26,10 @@ LEARNING_METRICS = (
 SPARKS = " ▁▂▃▄▅▆▇█"
 BAR_WIDTH = 40
 MIN_SHOWN_S = 0.05  # seconds: a part that took less is left out of a step's line
-MIN_SHOWN_SHARE = 0.005  # of a step: a part that took less is left out of its bar
 
 
 def line_of(step: int, steps: int, m: dict[str, float]) -> str:
-    seconds = {part: m.get(f"timing_s/{part}", 0.0) for part in PART_COLOURS}
+    seconds = {part: m.get(f"timing_s/{part}", 0.0) for part in PARTS}
     split = " + ".join(f"{part} {s:.1f}" for part, s in seconds.items() if s >= MIN_SHOWN_S)
     workers = describe_workers(m)
     return (
@@ -43,6 +40,34 @@ def line_of(step: int, steps: int, m: dict[str, float]) -> str:
         + (f"  {workers}" if workers else "")
         + (f"  {learning}" if (learning := describe_learning(m)) else "")
     )
+
+
+def fitted_line(step: int, steps: int, m: dict[str, float], width: int) -> str:
+    """As much of a step's line as fits into a terminal; what matters least is left out first."""
+    seconds = {part: m.get(f"timing_s/{part}", 0.0) for part in PARTS}
+    shown = sorted((part for part in PARTS if seconds[part] >= MIN_SHOWN_S), key=lambda part: -seconds[part])
+    parts: list[tuple[int, str]] = [  # how soon it is left out, 0 never
+        (0, f"step {step:>{len(str(steps))}}/{steps}"),
+        (0, f"reward {m['critic/rewards/mean']:.3f}"),
+        (2, f"length {m['response_length/mean']:.0f}"),
+        (5, f"(p99 {m['response_length/p99']:.0f})"),
+        (3, f"{m['rollout/tok_s']:,.0f} tokens/s"),
+        (1, f"{m['timing_s/step']:.1f} s"),
+    ]
+    parts += [(8 + i, f"{part} {seconds[part]:.1f}") for i, part in enumerate(shown)]
+    rank = {"mixed": 4, "cut": 6, "KL": 7}
+    known = [(label, f"{label} {m[name]:{form}}") for name, label, form in LEARNING_METRICS if name in m]
+    parts += [(rank.get(label, 20), words) for label, words in known]
+    if workers := describe_workers(m):
+        parts.append((30, workers))
+    kept: set[int] = set()
+    used = -2
+    for i in sorted(range(len(parts)), key=lambda i: (parts[i][0], i)):
+        if parts[i][0] and used + 2 + len(parts[i][1]) > width:
+            break
+        kept.add(i)
+        used += 2 + len(parts[i][1])
+    return "  ".join(words for i, (_, words) in enumerate(parts) if i in kept)
 
 
 def describe_learning(m: dict[str, float]) -> str:
@@ -77,16 +102,12 @@ def describe_speculation(m: dict[str, float]) -> str:
     )
 
 
-def time_bar(m: dict[str, float]) -> Text:
-    """The seconds of a step, by part."""
-    step = m["timing_s/step"]
-    text = Text(f"step   {step:.1f} s  ")
-    for part, colour in PART_COLOURS.items():
-        seconds = m.get(f"timing_s/{part}", 0.0)
-        if seconds >= MIN_SHOWN_SHARE * step:
-            text.append("█" * max(1, round(BAR_WIDTH * seconds / step)), style=colour)
-            text.append(f" {part} {seconds:.1f}  ", style=colour)
-    return text
+def rough_duration(seconds: float) -> str:
+    """In one or two units."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 60} min {whole % 60} s" if whole >= 120 else f"{whole} s"
 
 
 def sparkline(values: list[float], width: int = BAR_WIDTH) -> str:

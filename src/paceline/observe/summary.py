@@ -9,18 +9,18 @@ import numpy as np
 from rich.table import Table
 
 from paceline.observe.metrics import speculating
-from paceline.observe.step_text import PART_COLOURS, describe_workers, sparkline
+from paceline.observe.step_text import PARTS, describe_workers, sparkline
 
 Rows = list[dict[str, Any]]
 
 
-def summary(rows: Rows, folder: str, report: str | None = None) -> Table:
+def summary(rows: Rows) -> Table:
     """Of the metrics of all steps."""
     rewards = [row.get("critic/rewards/mean", math.nan) for row in rows] or [math.nan]
     third = max(1, len(rewards) // 3)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")  # a path that is cut short is no use to anyone
+    table.add_column()
     table.add_row("steps", str(len(rows)))
     table.add_row("mean reward", f"first {rewards[0]:.3f}, last {rewards[-1]:.3f}")
     table.add_row("by thirds", f"first {np.mean(rewards[:third]):.3f}, last {np.mean(rewards[-third:]):.3f}")
@@ -29,9 +29,6 @@ def summary(rows: Rows, folder: str, report: str | None = None) -> Table:
     table.add_row("seconds per step", _seconds(rows))
     if workers := _workers(rows):
         table.add_row("workers", workers)
-    table.add_row("run", folder)
-    if report:
-        table.add_row("report", report)
     return table
 
 
@@ -42,7 +39,7 @@ def _rollout(rows: Rows) -> str:
 
 
 def _seconds(rows: Rows) -> str:
-    parts = [part for part in PART_COLOURS if any(f"timing_s/{part}" in row for row in rows)]
+    parts = [part for part in PARTS if any(f"timing_s/{part}" in row for row in rows)]
     split = ", ".join(f"{part} {_median(rows, f'timing_s/{part}'):.2f}" for part in parts)
     return f"{_median(rows, 'timing_s/step'):.2f} (median): {split}"
 

@@ -19,8 +19,22 @@ p { margin: 6px 0; } .note, figcaption { color: var(--note); font-size: 13.5px; 
 .tile span { color: var(--note); font-size: 13px; }
 .tile b span { color: inherit; font-size: inherit; }
 .answer { font-size: 17px; font-weight: 600; }
-figure { margin: 12px 0 20px; overflow-x: auto; }
-figure svg { display: block; width: 100%; min-width: 600px; height: auto; }
+figure { margin: 12px 0 20px; }
+figure svg { display: block; width: 100%; height: auto; } .narrow { display: none; }
+.tabs > input { position: absolute; opacity: 0; }
+.tabs > label { display: inline-block; padding: 6px 14px; margin: 14px 4px 0 0; border-bottom: 3px solid var(--line);
+  cursor: pointer; color: var(--note); }
+.tabs > input:checked + label { color: var(--ink); border-color: #3b7dc4; font-weight: 600; }
+.tabs > input:focus-visible + label { outline: 2px solid #3b7dc4; }
+.tab { display: none; } #tab-speed:checked ~ #body-speed, #tab-learning:checked ~ #body-learning,
+#tab-settings:checked ~ #body-settings { display: block; }
+#evaluations td, #evaluations th { overflow-wrap: normal; white-space: nowrap; }
+.sample summary { overflow-wrap: anywhere; } pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 6px 0;
+  padding: 8px 12px; font: 13px/1.45 ui-monospace, monospace; border-left: 3px solid var(--line); }
+pre.written { background: var(--soft); border-color: #3b7dc4; }
+@media (max-width: 600px) { body { padding: 16px 20px 40px; } .wide { display: none; } .narrow { display: block; }
+  td, th { padding-right: 10px; } }
+@media print { .tab { display: block; } .tabs > label { display: none; } }
 figcaption { margin-top: 4px; } .nothing { color: var(--note); font-style: italic; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 18px; padding: 0; margin: 8px 0; list-style: none; font-size: 13px; }
 .legend i { display: inline-block; width: 12px; height: 12px; margin-right: 6px; vertical-align: -1px; }

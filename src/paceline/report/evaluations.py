@@ -12,14 +12,17 @@ from paceline.evaluation.scores import GREEDY, MEAN
 from paceline.report.rundata import RunData
 from paceline.report.svg import (
     PALETTE,
-    PICTURE_WIDTH,
     Frame,
     axes,
     axis_range,
+    begins,
     dot,
+    fewer,
+    for_both,
     legend,
     lines,
     number,
+    picture_width,
     rule,
     svg,
     ticks,
@@ -42,7 +45,8 @@ def evaluation_section(run: RunData) -> str:
         f"{'answer' if scores.samples == 1 else 'answers'} each, always with the same noise. Bars are standard errors "
         "of a single evaluation; the table has those of the differences, which are smaller on equal dice."
     )
-    figure = f'<figure id="fig-evaluation">{evaluation_curves(records)}<figcaption>{caption}</figcaption></figure>'
+    drawing = for_both(lambda: evaluation_curves(records))
+    figure = f'<figure id="fig-evaluation">{drawing}<figcaption>{caption}</figcaption></figure>'
     return f'<h2 id="evaluation">Evaluation</h2>{figure}{evaluation_table(records, run.best_step)}'
 
 
@@ -63,12 +67,12 @@ def evaluation_curves(records: list[EvalRecord]) -> str:
     values = [r.scores.value(name) for r in records for name in names]
     errors = [standard_error(r.scores.per_prompt(MEAN)) for r in records]
     ends = [r.scores.value(MEAN) + sign * e for r, e in zip(records, errors, strict=True) for sign in (-1, 1)]
-    low, high = axis_range([*values, *ends])
+    low, high = axis_range([*values, *ends], from_zero=False)
     first, last = records[0].step, records[-1].step
     margin = 0.5 if first == last else 0.0
-    frame = Frame(LEFT, TOP, PICTURE_WIDTH - LEFT - 24, HEIGHT, first - margin, last + margin, low, high)
-    steps = [s for s in ticks(frame.x0, frame.x1, 12, whole=True) if s == round(s)]
-    parts = [axes(frame, "step", steps, ticks(low, high, 5), "evaluation")]
+    frame = Frame(LEFT, TOP, picture_width() - LEFT - 24, HEIGHT, first - margin, last + margin, low, high)
+    steps = [s for s in ticks(frame.x0, frame.x1, fewer(12), whole=True) if s == round(s)]
+    parts = [axes(frame, "step", steps, ticks(low, high, 5), f"evaluation{begins(low, high)}")]
     for record, error in zip(records, errors, strict=True):
         if math.isfinite(error):
             x, mean = frame.x(record.step), record.scores.value(MEAN)
@@ -76,8 +80,8 @@ def evaluation_curves(records: list[EvalRecord]) -> str:
     for colour, (name, label) in zip(PALETTE[1:], names.items(), strict=False):
         parts.append(_curve(frame, records, name, label, colour))
     entries = {label: colour for colour, label in zip(PALETTE[1:], names.values(), strict=False)}
-    named, end = legend(entries, LEFT, frame.bottom + 56, PICTURE_WIDTH - 24)
-    return svg(PICTURE_WIDTH, end + 14, "".join(parts) + named, "evaluation over steps")
+    named, end = legend(entries, LEFT, frame.bottom + 56, picture_width() - 24)
+    return svg(picture_width(), end + 14, "".join(parts) + named, "evaluation over steps")
 
 
 def _curve(frame: Frame, records: list[EvalRecord], name: str, label: str, colour: str) -> str:

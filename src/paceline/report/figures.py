@@ -10,15 +10,18 @@ from paceline.observe.strategy_totals import StrategyTotals, bucket_below, read_
 from paceline.report.picture import strategy_colours
 from paceline.report.rundata import RunData
 from paceline.report.svg import (
+    LETTER_WIDTH,
     PALETTE,
-    PICTURE_WIDTH,
     Frame,
     axes,
     axis_range,
+    begins,
     dot,
+    fewer,
     legend,
     lines,
     number,
+    picture_width,
     rect,
     rule,
     svg,
@@ -28,7 +31,6 @@ from paceline.report.svg import (
 
 FIGURE_LEFT = 60
 FIGURE_TOP = 34
-PLOT_WIDTH = PICTURE_WIDTH - FIGURE_LEFT - 24
 MAX_VISIBLE_DOTS = 80  # steps; with more, dots are transparent and only carry their tooltips
 HISTOGRAM_BARS = 40
 LABEL_SPACING = 30  # picture points that a label of a few letters needs
@@ -36,31 +38,38 @@ TAIL_COLOUR = "#d0672b"
 
 
 def reward_curve(run: RunData) -> str:
-    return _curves(run, {"critic/rewards/mean": "mean reward"}, "reward")
+    return _curves(run, {"critic/rewards/mean": "mean reward"}, "reward", from_zero=False)
+
+
+def function_curves(run: RunData) -> str:
+    """Each reward function, unweighted, where there are several."""
+    found = {name for row in run.metrics for name in row if name.startswith("reward/") and name != "reward/errors"}
+    names = {name: name.removeprefix("reward/") for name in sorted(found)}
+    return _curves(run, names, "reward, unweighted", from_zero=False) if len(names) > 1 else ""
 
 
 def length_curves(run: RunData) -> str:
     names = {"response_length/mean": "mean", "response_length/p50": "median", "response_length/p99": "99th percentile"}
-    return _curves(run, names, "tokens per answer", from_zero=True)
+    return _curves(run, names, "tokens per answer")
 
 
 def signal_curves(run: RunData) -> str:
     names = {"groups/mixed": "groups of unequal rewards", "response_length/clip_ratio": "answers cut at max_tokens"}
     if any(run.values("actor/pg_clipfrac")):
         names["actor/pg_clipfrac"] = "tokens clipped"
-    return _curves(run, names, "share", from_zero=True)
+    return _curves(run, names, "share")
 
 
 def entropy_curve(run: RunData) -> str:
-    return _curves(run, {"actor/entropy": "entropy"}, "nats per token", from_zero=True)
+    return _curves(run, {"actor/entropy": "entropy"}, "nats per token")
 
 
 def kl_curve(run: RunData) -> str:
-    return _curves(run, {"actor/kl_loss": "KL divergence"}, "nats per token", from_zero=True)
+    return _curves(run, {"actor/kl_loss": "KL divergence"}, "nats per token")
 
 
 def gradient_curve(run: RunData) -> str:
-    return _curves(run, {"actor/grad_norm": "gradient norm"}, "before clipping", from_zero=True)
+    return _curves(run, {"actor/grad_norm": "gradient norm"}, "before clipping")
 
 
 def accept_curve(run: RunData) -> str:
@@ -71,7 +80,7 @@ def accept_curve(run: RunData) -> str:
     if not rows:
         return ""
     frame = _frame(run, [row.get(name, math.nan) for row in rows], from_zero=False, top=FIGURE_TOP + 14)
-    title = text(FIGURE_LEFT, 20, "accept length (tokens)", faint=True)
+    title = text(FIGURE_LEFT, 20, f"accept length in tokens{begins(frame.y0, frame.y1)}", faint=True)
     return _curves(run, {name: "accept length"}, "", frame=frame, rows=rows, extra=title + _versions(run, frame))
 
 
@@ -94,14 +103,16 @@ def _frame(run: RunData, values: list[float], from_zero: bool, top: float = FIGU
     steps = [row["step"] for row in run.metrics]
     low, high = axis_range(values, from_zero)
     margin = 0.5 if len(steps) == 1 else 0.0
-    return Frame(FIGURE_LEFT, top, PLOT_WIDTH, 180, steps[0] - margin, steps[-1] + margin, low, high)
+    return Frame(
+        FIGURE_LEFT, top, picture_width() - FIGURE_LEFT - 24, 180, steps[0] - margin, steps[-1] + margin, low, high
+    )
 
 
 def _curves(
     run: RunData,
     names: dict[str, str],
     unit: str,
-    from_zero: bool = False,
+    from_zero: bool = True,
     frame: Frame | None = None,
     rows: list[dict[str, float]] | None = None,
     extra: str = "",
@@ -111,17 +122,20 @@ def _curves(
     if not any(math.isfinite(v) for v in values):
         return ""
     frame = frame or _frame(run, values, from_zero)
-    steps = [s for s in ticks(frame.x0, frame.x1, 12, whole=True) if s == round(s)]
-    parts = [axes(frame, "step", steps, ticks(frame.y0, frame.y1, 5), unit), extra]
+    steps = [s for s in ticks(frame.x0, frame.x1, fewer(12), whole=True) if s == round(s)]
+    parts = [
+        axes(frame, "step", steps, ticks(frame.y0, frame.y1, 5), unit + (begins(frame.y0, frame.y1) if unit else "")),
+        extra,
+    ]
     for colour, (name, label) in zip(PALETTE[1:], names.items(), strict=False):
         parts.append(_curve(frame, rows, name, label, colour))
     entries = {label: colour for colour, label in zip(PALETTE[1:], names.values(), strict=False)}
     height = frame.bottom + 46
     if len(entries) > 1:
-        names_below, end = legend(entries, FIGURE_LEFT, height + 10, PICTURE_WIDTH - 24)
+        names_below, end = legend(entries, FIGURE_LEFT, height + 10, picture_width() - 24)
         parts.append(names_below)
         height = end + 14
-    return svg(PICTURE_WIDTH, height, "".join(parts), f"{', '.join(names.values())} over steps")
+    return svg(picture_width(), height, "".join(parts), f"{', '.join(names.values())} over steps")
 
 
 def _curve(frame: Frame, rows: list[dict[str, float]], name: str, label: str, colour: str) -> str:
@@ -155,17 +169,19 @@ def histogram(run: RunData) -> str:
         total[n // width] += 1
     for n in longest:
         tail[n // width] += 1
-    frame = Frame(FIGURE_LEFT, FIGURE_TOP, PLOT_WIDTH, 180, 0.0, count * width, 0.0, max(total) * 1.05)
+    frame = Frame(
+        FIGURE_LEFT, FIGURE_TOP, picture_width() - FIGURE_LEFT - 24, 180, 0.0, count * width, 0.0, max(total) * 1.05
+    )
     y_ticks = ticks(0, max(total), 5, whole=True)
-    parts = [axes(frame, "tokens per answer", ticks(0, frame.x1, 10, whole=True), y_ticks, "answers")]
+    parts = [axes(frame, "tokens per answer", ticks(0, frame.x1, fewer(10), whole=True), y_ticks, "answers")]
     for i in range(count):
         parts.append(_histogram_bar(frame, i * width, width, total[i], tail[i]))
     edge = frame.x(longest[0])
     parts.append(rule(edge, frame.top - 6, edge, frame.bottom, 0.7, dash="4 3"))
     anchor, shift = ("end", -6) if edge > frame.left + frame.width * 0.6 else ("start", 6)
-    label = f"the longest tenth: from {number(longest[0])} tokens on"
+    label = f"longest tenth: from {number(longest[0])} on"
     parts.append(text(edge + shift, frame.top + 4, label, anchor=anchor))
-    return svg(PICTURE_WIDTH, frame.bottom + 46, "".join(parts), "histogram of answer lengths")
+    return svg(picture_width(), frame.bottom + 46, "".join(parts), "histogram of answer lengths")
 
 
 def _histogram_bar(frame: Frame, start: int, width: int, total: int, tail: int) -> str:
@@ -201,13 +217,15 @@ def strategy_bars(run: RunData) -> str:
     if not by_bucket:
         return ""
     colours = strategy_colours({name for by in by_bucket.values() for name in by})
-    frame = Frame(FIGURE_LEFT, FIGURE_TOP + 20, PLOT_WIDTH, 220, 0.0, len(by_bucket), 0.0, 100.0)
-    parts = [axes(frame, "batch size (sequences decoding at the same time)", [], [0, 25, 50, 75, 100])]
-    parts.append(text(FIGURE_LEFT, 20, "% of decoding time; above each bar, its seconds", faint=True))
+    frame = Frame(
+        FIGURE_LEFT, FIGURE_TOP + 20, picture_width() - FIGURE_LEFT - 24, 220, 0.0, len(by_bucket), 0.0, 100.0
+    )
+    parts = [axes(frame, "batch size: sequences decoding together", [], [0, 25, 50, 75, 100])]
+    parts.append(text(FIGURE_LEFT, 20, "% of decoding time; above: seconds", faint=True))
     for i, bucket in enumerate(sorted(by_bucket)):
         parts.append(_strategy_bar(frame, i, bucket, by_bucket[bucket], colours))
-    names, end = legend(colours, FIGURE_LEFT, frame.bottom + 60, PICTURE_WIDTH - 24)
-    return svg(PICTURE_WIDTH, end + 14, "".join(parts) + names, "share of decoding time by strategy and batch size")
+    names, end = legend(colours, FIGURE_LEFT, frame.bottom + 60, picture_width() - 24)
+    return svg(picture_width(), end + 14, "".join(parts) + names, "share of decoding time by strategy and batch size")
 
 
 def _strategy_bar(
@@ -233,9 +251,12 @@ def _strategy_bar(
         parts.append(rect(frame.x(i) + width * 0.1, y, width * 0.8, frame.y(bottom) - y, colours[name], title, data))
         bottom += share
     middle = frame.x(i + 0.5)
-    parts.append(text(middle, frame.bottom + 18, sizes, anchor="middle", faint=True))
-    if width > LABEL_SPACING:
-        parts.append(text(middle, frame.top - 6, f"{number(whole)} s", anchor="middle", faint=True))
+    needed = LETTER_WIDTH * len(sizes)
+    if width > needed or (i % 2 == 0 and 2 * width > needed):
+        parts.append(text(middle, frame.bottom + 18, sizes, anchor="middle", faint=True))
+    took = f"{number(whole)} s"
+    if width > LETTER_WIDTH * len(took):
+        parts.append(text(middle, frame.top - 6, took, anchor="middle", faint=True))
     return "".join(parts)
 
 

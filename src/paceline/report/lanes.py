@@ -22,7 +22,7 @@ from paceline.observe.timeline import (
 )
 from paceline.report.lost_workers import find_losses
 from paceline.report.rundata import RunData
-from paceline.report.svg import PICTURE_WIDTH, Frame, axes, polygon, rect, svg, text, ticks
+from paceline.report.svg import Frame, axes, fewer, picture_width, polygon, rect, svg, text, ticks
 
 LANE_LEFT = 74
 LANE_HEIGHT = 36
@@ -83,8 +83,8 @@ def draw_lanes(spans: list[Span], workers: list[int]) -> str:
     begin, end = bounds(spans)
     seconds = max(end - begin, 1e-6)
     height = len(workers) * (LANE_HEIGHT + LANE_GAP) - LANE_GAP
-    frame = Frame(LANE_LEFT, 8, PICTURE_WIDTH - LANE_LEFT - 24, height, 0.0, seconds, 0.0, 1.0)
-    parts = [axes(frame, "seconds", ticks(0, seconds, 8), [])]
+    frame = Frame(LANE_LEFT, 8, picture_width() - LANE_LEFT - 24, height, 0.0, seconds, 0.0, 1.0)
+    parts = [axes(frame, "seconds", ticks(0, seconds, fewer(8)), [])]
     peak = max([1, *(max(s.args["batch"]) for s in spans if "batch" in s.args)])
     for i, worker in enumerate(workers):
         top = frame.top + i * (LANE_HEIGHT + LANE_GAP)
@@ -93,7 +93,7 @@ def draw_lanes(spans: list[Span], workers: list[int]) -> str:
         for span in spans:
             if span.worker == worker:
                 parts.append(_draw(span, frame, begin, top, peak))
-    return svg(PICTURE_WIDTH, frame.bottom + 46, "".join(parts), "what each worker did in the step")
+    return svg(picture_width(), frame.bottom + 46, "".join(parts), "what each worker did in the step")
 
 
 def _draw(span: Span, frame: Frame, begin: float, top: float, peak: int) -> str:

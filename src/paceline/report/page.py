@@ -22,9 +22,11 @@ from paceline.report.css import REPORT_CSS
 from paceline.report.evaluations import evaluation_section
 from paceline.report.lost_workers import WorkerLoss, describe_losses, find_losses
 from paceline.report.rundata import RunData, read_run
+from paceline.report.samples import samples_section
 from paceline.report.savings import Savings, measure_savings
 from paceline.report.savings_text import duration, full_answer, short_answer
-from paceline.report.svg import number
+from paceline.report.svg import for_both, number
+from paceline.report.wall_clock import describe_wall_clock
 
 MAX_LANE_FIGURES = 120  # steps whose lanes are drawn; of a longer run, every nth
 
@@ -43,9 +45,14 @@ def write_report(folder: Path, out: Path | None = None) -> tuple[Path, Savings]:
 def page(run: RunData, savings: Savings) -> str:
     name = html.escape(run.folder.resolve().name)
     body = [f"<h1>{name}</h1>", _state(run)]
+    settings = _changes(run) + _settings(run)
     if run.metrics:
-        body += [_headline(run), _signal(run), _worth(savings), _lanes(run), *_charts(run, savings)]
-    body += [_changes(run), _settings(run)]
+        speed = "".join([_worth(savings), _lanes(run), *_speed_charts(run, savings)])
+        learning = "".join([*_learning_charts(run), evaluation_section(run), samples_section(run)])
+        body += [_verdict(run, savings), _headline(run), _signal(run)]
+        body.append(_tabs({"Speed": speed, "Learning": learning, "Settings": settings}))
+    else:
+        body.append(settings)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -66,6 +73,12 @@ def _state(run: RunData) -> str:
     else:
         state = "no step is finished yet; make the report again when one is"
     return f'<p class="note" id="state">{what} · {state}</p>'
+
+
+def _verdict(run: RunData, s: Savings) -> str:
+    """In wall-clock time, as `paceline compare` measures it."""
+    words = describe_wall_clock(run, s)
+    return f'<p class="answer" id="verdict">{html.escape(words)}</p>' if words else ""
 
 
 def _headline(run: RunData) -> str:
@@ -100,7 +113,7 @@ def _worth(s: Savings) -> str:
         tiles.append(_tile(_seconds("cost_s", s.cost_s), "cost of training and merging"))
     details = "".join(f"<p>{_code(text)}</p>" for text in full_answer(s))
     return (
-        f'<section id="worth"><h2>Was it worth it?</h2><p class="answer">{html.escape(short_answer(s))}</p>'
+        f'<section id="worth"><h2>Was it worth it?</h2><p><b>{html.escape(short_answer(s))}</b></p>'
         f'<div class="tiles">{"".join(tiles)}</div>{details}</section>'
     )
 
@@ -118,7 +131,8 @@ def _lanes(run: RunData) -> str:
     def figure(step: int) -> str:
         why = f", {' and '.join(shown[step])}" if step in shown else ""
         title = f"<h3>Step {step}{why}: {duration(_length(steps[step]))}</h3>"
-        return f'<figure id="fig-lanes-{step}">{title}{lanes.draw_lanes(steps[step], run.workers)}</figure>'
+        drawing = for_both(lambda: lanes.draw_lanes(steps[step], run.workers))
+        return f'<figure id="fig-lanes-{step}">{title}{drawing}</figure>'
 
     parts = [head, *(f'<p class="loss">{text}</p>' for text in describe_losses(losses)), _legend(steps)]
     parts += [figure(step) for step in shown]
@@ -158,32 +172,55 @@ def _legend(steps: dict[int, list[Span]]) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _charts(run: RunData, s: Savings) -> list[str]:
+def _tabs(tabs: dict[str, str]) -> str:
+    """One of them is shown, the first at first; without scripts."""
+    names = [(title.lower(), title) for title in tabs]
+    buttons = "".join(
+        f'<input type="radio" name="tab" id="tab-{name}"{" checked" if not i else ""}>'
+        f'<label for="tab-{name}">{title}</label>'
+        for i, (name, title) in enumerate(names)
+    )
+    bodies = "".join(f'<section class="tab" id="body-{name}">{tabs[title]}</section>' for name, title in names)
+    return f'<div class="tabs">{buttons}{bodies}</div>'
+
+
+def _learning_charts(run: RunData) -> list[str]:
+    return [
+        "<h2>Learning</h2>",
+        _figure("fig-reward", lambda: figures.reward_curve(run), "Mean reward of each step's answers."),
+        *_figures_if_any(
+            {"fig-functions": (lambda: figures.function_curves(run), "Mean value of each reward function.")}
+        ),
+        _figure("fig-length", lambda: figures.length_curves(run), "Tokens per answer: mean, median, 99th percentile."),
+        *_figures_if_any(
+            {
+                "fig-signal": (
+                    lambda: figures.signal_curves(run),
+                    "What there is to learn from: groups of unequal rewards; answers that ended at max_tokens; tokens "
+                    "whose probability ratio was clipped.",
+                )
+            }
+        ),
+        *_update_figures(run),
+    ]
+
+
+def _speed_charts(run: RunData, s: Savings) -> list[str]:
     versions = any(row.get("drafter/published") for row in run.metrics)
     marks = " A dashed line is a new version of the drafter; the next step is the first with it." if versions else ""
     return [
-        "<h2>Learning</h2>",
-        _figure("fig-reward", figures.reward_curve(run), "Mean reward of each step's answers."),
-        _figure("fig-length", figures.length_curves(run), "Tokens per answer: mean, median, 99th percentile."),
-        _figure(
-            "fig-signal",
-            figures.signal_curves(run),
-            "What there is to learn from: groups of unequal rewards; answers that ended at max_tokens.",
-        ),
-        *_update_figures(run),
-        evaluation_section(run),
         "<h2>Long answers</h2>",
-        _figure("fig-histogram", figures.histogram(run), _tail_caption(run.lengths, s)),
+        _figure("fig-histogram", lambda: figures.histogram(run), _tail_caption(run.lengths, s)),
         "<h2>Speculation</h2>",
         _figure(
             "fig-accept",
-            figures.accept_curve(run),
+            lambda: figures.accept_curve(run),
             f"Accept length: tokens per sequence and verify pass, bonus token included; 1 is plain decoding.{marks}",
             "No round was speculative.",
         ),
         _figure(
             "fig-strategies",
-            figures.strategy_bars(run),
+            lambda: figures.strategy_bars(run),
             "The strategies that the tuner chose at each batch size, by their share of the decoding time.",
             "No rounds were recorded.",
         ),
@@ -192,21 +229,26 @@ def _charts(run: RunData, s: Savings) -> list[str]:
 
 def _update_figures(run: RunData) -> list[str]:
     """Of what the learner measured; a figure that would be empty is left out."""
-    drawn = {
-        "fig-entropy": (figures.entropy_curve(run), "Entropy of the policy at the tokens that it was trained on."),
-        "fig-kl": (figures.kl_curve(run), "KL divergence to the first policy (the k3 estimate)."),
-        "fig-gradient": (figures.gradient_curve(run), "Norm of the gradient before it was clipped."),
-    }
-    return [_figure(name, drawing, caption) for name, (drawing, caption) in drawn.items() if drawing]
+    return _figures_if_any(
+        {
+            "fig-entropy": (
+                lambda: figures.entropy_curve(run),
+                "Entropy of the policy at the tokens that it was trained on.",
+            ),
+            "fig-kl": (lambda: figures.kl_curve(run), "KL divergence to the first policy (the k3 estimate)."),
+            "fig-gradient": (lambda: figures.gradient_curve(run), "Norm of the gradient before it was clipped."),
+        }
+    )
+
+
+def _figures_if_any(drawn: dict[str, tuple[Callable[[], str], str]]) -> list[str]:
+    return [_figure(name, draw, caption) for name, (draw, caption) in drawn.items() if draw()]
 
 
 def _signal(run: RunData) -> str:
     """Why nothing may be learned, if that is so."""
     causes = find_causes(run.settings, run.metrics)
-    lines = (
-        f'<p class="loss">nothing may be learned, since step {one.step}: {html.escape(one.sentence)}</p>'
-        for one in causes
-    )
+    lines = (f'<p class="loss">{one.heading}, since step {one.step}: {html.escape(one.sentence)}</p>' for one in causes)
     return f'<div id="signal">{"".join(lines)}</div>' if causes else ""
 
 
@@ -229,8 +271,8 @@ def _tail_caption(lengths: list[int], s: Savings) -> str:
     return f"{len(lengths):,} answers. The longest tenth has {share:.0%} of all tokens.{time}"
 
 
-def _figure(name: str, drawing: str, caption: str, nothing: str = "There is nothing to draw.") -> str:
-    inside = drawing or f'<p class="nothing">{nothing}</p>'
+def _figure(name: str, draw: Callable[[], str], caption: str, nothing: str = "There is nothing to draw.") -> str:
+    inside = for_both(draw) or f'<p class="nothing">{nothing}</p>'
     return f'<figure id="{name}">{inside}<figcaption>{html.escape(caption)}</figcaption></figure>'
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from paceline.report.svg import PALETTE, PICTURE_WIDTH, Frame, legend, lines, rect, svg, text
@@ -14,6 +15,10 @@ PANEL_LEFT = 64
 PANEL_TOP = 46
 PANEL_GAP = 44
 PREFILL_COLOUR = "#d6bcfa"
+HUES = (210, 150, 25, 300)
+"""Of drafters: blue, green, orange, violet."""
+LIGHTEST = 72  # per cent
+DARKEST = 38
 SPEED_POINTS = 60  # of the line of tokens/s: single rounds would hide its course
 
 
@@ -26,25 +31,35 @@ def draw_rollouts(modes: dict[str, list[RoundRecord]]) -> str:
     colours = strategy_colours({r.strategy for rounds in modes.values() for r in rounds})
     parts: list[str] = []
     peak = max(r.batch for rounds in modes.values() for r in rounds)
+    fastest = max(speed for rounds in modes.values() for _, speed in _speeds(rounds))
     y = PANEL_TOP
     for name, rounds in modes.items():
-        parts += _panel(name, rounds, y, longest, peak, colours)
+        parts += _panel(name, rounds, y, (longest, peak, fastest), colours)
         y += PANEL_HEIGHT + PANEL_GAP
     names, end = legend(colours, PANEL_LEFT, y, PICTURE_WIDTH - 20)
     return svg(PICTURE_WIDTH, end + 24, "".join(parts) + names, paper=True)
 
 
 def strategy_colours(names: set[str]) -> dict[str, str]:
-    """Plain decoding is grey; each other strategy has a colour of its own while there are enough."""
+    """Plain decoding is grey; a drafter has one colour, and its strategies shades of it, the longer ones darker."""
     fixed = {name: colour for name, colour in (("plain", PALETTE[0]), ("prefill", PREFILL_COLOUR)) if name in names}
-    others = sorted(names - fixed.keys())
-    return fixed | {name: PALETTE[1 + i % (len(PALETTE) - 1)] for i, name in enumerate(others)}
+    drafters: dict[str, list[str]] = {}
+    for name in sorted(names - fixed.keys(), key=lambda name: ([int(n) for n in re.findall(r"\d+", name)], name)):
+        drafters.setdefault(name.partition(":")[0], []).append(name)
+    shades = {}
+    for i, drafter in enumerate(sorted(drafters)):
+        for j, name in enumerate(drafters[drafter]):
+            lightness = LIGHTEST - (LIGHTEST - DARKEST) * j / max(1, len(drafters[drafter]) - 1)
+            shades[name] = f"hsl({HUES[i % len(HUES)]} 55% {lightness:.0f}%)"
+    return fixed | shades
 
 
 def _panel(
-    name: str, rounds: list[RoundRecord], top: int, longest: float, peak: int, colours: dict[str, str]
+    name: str, rounds: list[RoundRecord], top: int, scale: tuple[float, int, float], colours: dict[str, str]
 ) -> list[str]:
-    """Bars as high as the batch, coloured by strategy, under a line of tokens/s."""
+    """Bars as high as the batch, coloured by strategy, under a line of tokens/s. All panels have the same scale: the
+    longest time, the largest batch and the highest speed of any."""
+    longest, peak, fastest = scale
     start = rounds[0].at
     seconds = _seconds(rounds)
     frame = Frame(PANEL_LEFT, top, PICTURE_WIDTH - PANEL_LEFT - 70, PANEL_HEIGHT, 0.0, longest, 0.0, peak)
@@ -58,7 +73,6 @@ def _panel(
         width = max(0.4, frame.width * r.seconds / longest)
         parts.append(rect(x, frame.y(r.batch), width, frame.bottom - frame.y(r.batch), colours[r.strategy]))
     speeds = _speeds(rounds)
-    fastest = max(v for _, v in speeds)
     points = [(frame.x(t - start), frame.bottom - (PANEL_HEIGHT - 6) * v / fastest) for t, v in speeds]
     parts.append(lines(points, "currentColor", 1.4))
     parts += [text(8, top + 10, f"batch {peak}"), text(8, frame.bottom, "0")]

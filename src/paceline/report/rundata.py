@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
@@ -30,9 +31,23 @@ class AnswersRow(TypedDict):
     __pydantic_config__ = ConfigDict(extra="ignore")  # type: ignore[misc]
     step: int
     lengths: list[Annotated[int, Field(ge=0, le=2**31)]]
+    workers: NotRequired[list[Annotated[int, Field(ge=0, le=2**31)]]]
+
+
+class SampleRow(TypedDict):
+    """The fields of a row of samples.jsonl."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")  # type: ignore[misc]
+    step: int
+    prompt: Any
+    answer: str
+    reward: float | None
+    finish: NotRequired[str]
+    extra: NotRequired[dict[str, Any]]
 
 
 _ANSWERS = reading.checker(AnswersRow)
+_SAMPLES = reading.checker(SampleRow)
 
 
 @dataclass(frozen=True)
@@ -52,6 +67,8 @@ class RunData:
     """Of the best checkpoint by evaluation."""
     changes: list[tuple[int, Changes]] = field(default_factory=list)
     """Settings that were changed when the run was resumed: (after which step, which)."""
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """Rows of samples.jsonl."""
 
     @property
     def steps(self) -> int:
@@ -104,7 +121,8 @@ def read_run(folder: Path) -> RunData:
     metrics = _read_metrics(folder / "metrics.jsonl")
     last = metrics[-1]["step"] if metrics else 0
     spans = [span for span in read_timeline(folder / "timeline.json") if span.step <= last]
-    answers = [row for row in _read_answers(folder / "answers.jsonl") if row["step"] <= last]
+    answers = [row for row in _read_checked(folder / "answers.jsonl", _ANSWERS) if row["step"] <= last]
+    samples = [row for row in _read_checked(folder / "samples.jsonl", _SAMPLES) if row["step"] <= last]
     evaluations = [record for record in read_records(folder) if record.step <= last]
     best = read_best(folder)
     return RunData(
@@ -117,6 +135,7 @@ def read_run(folder: Path) -> RunData:
         evaluations,
         best.step if best else None,
         read_changes(folder),
+        samples,
     )
 
 
@@ -130,8 +149,5 @@ def _read_metrics(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _read_answers(file: Path) -> list[dict[str, Any]]:
-    rows = []
-    for number, (_, row) in enumerate(read_rows(file), 1):
-        rows.append(dict(_ANSWERS(row, f"row {number} of {file}")))
-    return rows
+def _read_checked(file: Path, check: Callable[[Any, str], Any]) -> list[dict[str, Any]]:
+    return [dict(check(row, f"row {number} of {file}")) for number, (_, row) in enumerate(read_rows(file), 1)]

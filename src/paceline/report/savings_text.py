@@ -17,8 +17,9 @@ def short_answer(s: Savings) -> str:
     few = s.plain_rounds < MIN_PLAIN_ROUNDS
     basis = f", judging by only {_count(s.plain_rounds, 'plain round')}" if few else ""
     if s.net_s > 0:
-        return f"Yes{basis}: about {duration(s.net_s)} saved, {share:.0%} of what rollout would have taken without."
-    return f"No{basis}: about {duration(-s.net_s)} more than without."
+        saved = f"about {duration(s.net_s)}{_each(s)} saved"
+        return f"Yes{basis}: {saved}, {share:.0%} of what rollout would have taken without."
+    return f"No{basis}: about {duration(-s.net_s)}{_each(s)} more than without."
 
 
 def full_answer(s: Savings) -> list[str]:

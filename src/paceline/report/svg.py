@@ -7,14 +7,51 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 INK = "#1f2430"
 PAPER = "#ffffff"
 PICTURE_WIDTH = 860
+PHONE_WIDTH = 350
+_width = ContextVar("width of the picture that is drawn", default=PICTURE_WIDTH)
 PALETTE = ("#9aa3b2", "#3b7dc4", "#d0672b", "#2f9e6e", "#8a63d2", "#c2438f", "#c08a1e", "#2aa3a3", "#6b7688", "#d9534f")
+FLAT = 0.25
+"""An axis begins at 0 if its values differ by so much of the largest; flatter curves would show nothing."""
 LETTER_WIDTH = 6.7  # of a label, on average
+
+
+def picture_width() -> int:
+    """Of the picture that is being drawn."""
+    return _width.get()
+
+
+def fewer(most: int) -> int:
+    """As many labels as there is space for, of `most` in a wide picture."""
+    return max(3, most * picture_width() // PICTURE_WIDTH)
+
+
+@contextmanager
+def _drawn(width: int) -> Iterator[None]:
+    before = _width.set(width)
+    try:
+        yield
+    finally:
+        _width.reset(before)
+
+
+def for_both(draw: Callable[[], str]) -> str:
+    """A picture for wide windows and one for phones, whose letters are as large; the style of the page shows one. A
+    finger cannot point at anything, so that the one for phones goes without tooltips."""
+    wide = draw()
+    if not wide:
+        return ""
+    with _drawn(PHONE_WIDTH):
+        narrow = re.sub(r"<title>.*?</title>| data-[a-z]+=\"[^\"]*\"", "", draw())
+    return f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
 
 
 @dataclass(frozen=True)
@@ -137,12 +174,20 @@ def ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[f
     return [round((first + i) * size, 10) for i in range(most + 2) if (first + i) * size <= high + 1e-9 * size]
 
 
-def axis_range(values: Iterable[float], from_zero: bool = False) -> tuple[float, float]:
-    """Lower and upper end of an axis: all finite values, with a margin of 8 % on both sides."""
+def axis_range(values: Iterable[float], from_zero: bool = True) -> tuple[float, float]:
+    """Lower and upper end of an axis: all finite values and, unless it may begin elsewhere, 0; with a margin of 8 % on
+    the sides that are not at 0."""
     finite = [v for v in values if math.isfinite(v)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+    if from_zero or low <= 0 <= high or high - low >= FLAT * max(abs(low), abs(high)):
+        low, high = min(0.0, low), max(0.0, high)
     margin = 0.08 * (high - low) or max(0.1, 0.1 * abs(high))
-    return (0.0 if from_zero else low - margin), high + margin
+    return (low - margin if low else 0.0), (high + margin if high or not low else 0.0)
+
+
+def begins(low: float, high: float) -> str:
+    """Behind the name of an axis that does not begin at 0."""
+    return "" if low <= 0 <= high else f" (axis from {number(low)})"
 
 
 def number(value: float) -> str:

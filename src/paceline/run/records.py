@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.config import Config
 from paceline.core import Group
+from paceline.observe.metrics import short_names
 from paceline.observe.rollout_spans import rollout_spans
 from paceline.observe.timeline import EVALUATE, LOST, MERGE, REWARD, SAVE, TRAIN, UPDATE, Timeline
 from paceline.run.directory import Run
@@ -93,8 +94,9 @@ def sample_rows(groups: list[Group], step: int) -> list[dict[str, Any]]:
     rows = []
     for group in groups:
         first = min(group.completions)
-        row = {"step": step, "prompt": group.sample.prompt, "answer": group.texts[first]}
-        rows.append(row | {"reward": group.rewards[first], "finish": group.completions[first].finish_reason})
+        row: dict[str, Any] = {"step": step, "prompt": group.sample.prompt, "answer": group.texts[first]}
+        row |= {"reward": group.rewards[first], "finish": group.completions[first].finish_reason}
+        rows.append(row | ({"extra": group.extras[first]} if group.extras.get(first) else {}))
     return rows
 
 
@@ -133,9 +135,3 @@ def describe_groups(groups: list[Group]) -> dict[str, float]:
         values = [v[name] for g in groups for v in g.values.values() if name in v]
         metrics[f"reward/{label}"] = len(values) / len(rewards) if name == "errors" else np.mean(values)
     return {name: float(value) for name, value in metrics.items()}
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """Names of reward functions without the folders of their files, unless two would be called the same."""
-    short = [name.rpartition("/")[2] for name in names]
-    return [one if short.count(one) == 1 else name for name, one in zip(names, short, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from paceline.run.state import write_end
 if TYPE_CHECKING:
     from paceline.cluster.cluster import Cluster
     from paceline.model.tokenizer import Tokenizer
+    from paceline.observe.live import LiveView
     from paceline.process.stopping import Stopping
     from paceline.run.records import StepRecorder
 
@@ -30,15 +31,14 @@ class RunSaver:
         tokenizer: Tokenizer,
         progress: Progress,
         recorder: StepRecorder,
-        note: Callable[[str], None],
+        view: LiveView,
     ):
-        """`note` shows a line to the user."""
         self.run = run
         self.cluster = cluster
         self.tokenizer = tokenizer
         self.progress = progress
         self.recorder = recorder
-        self.note = note
+        self.view = view
 
     @contextmanager
     def save_on_stop(self, stopping: Stopping) -> Iterator[None]:
@@ -58,6 +58,7 @@ class RunSaver:
             raise self.failure(err) from err
 
     def save(self) -> None:
+        self.view.part("save_checkpoint")
         started = time.time()
         before = time.perf_counter()
         self.run.save(self.cluster.save, self.tokenizer, self.progress)
@@ -83,7 +84,7 @@ class RunSaver:
                 self.save()
             except Exception as err:  # noqa: BLE001 (reported here and in the log; what stopped the run comes first)
                 self.run.write_error("while saving", traceback.format_exc())
-                self.note(f"the run could not be saved: {err}")
+                self.view.note(f"the run could not be saved: {err}")
             else:
                 return f"the run is saved after step {self.progress.step}"
         return self.run.last_saved()
@@ -115,7 +116,7 @@ class RunSaver:
             return
         self.progress.bad_updates += 1
         step = self.progress.step
-        self.note(f"step {step + 1}: the loss or its gradient was not finite, so the update was skipped")
+        self.view.note(f"step {step + 1}: the loss or its gradient was not finite, so the update was skipped")
         if self.progress.bad_updates >= limit:
             self.save()
             write_end(self.run.folder, "failed", f"{limit} updates in a row were not finite")

@@ -104,8 +104,9 @@ class MemoryPlan:
         return self.least <= self.memory.bytes
 
     def line(self) -> str:
-        parts = ", ".join(f"{name} {gb(size)}" for name, size in self.parts.items() if size > 0.001 * self.total)
-        return f"memory {gb(self.total)} of {gb(self.memory.bytes)} GB on {self.memory.name}: {parts}"
+        """The table is `paceline plan`."""
+        of = f"{gb(self.total)} of {gb(self.memory.bytes)} GB on {self.memory.name}"
+        return f"memory: {of} (paceline plan has the parts)"
 
 
 def gb(size: int) -> str:

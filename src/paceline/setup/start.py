@@ -103,7 +103,9 @@ def _start(
     newest = resumption.newest
     given = run.given(config)
     config = resumption.without_model(run.given(config, kept_settings(newest)))
+    view.loading("the tokenizer and the plan for memory")
     config, tokenizer, plan = _resolve(config, newest, view, engines)
+    view.loading("the data")
     style: Any = config.task.style
     task = reworded(task, config.task, style) if task else make_task(config.task, config.seed, style)
     if config.eval.task:
@@ -128,11 +130,13 @@ def _start(
     run.write_config(given, config, kept_settings(newest))
     resumption.tell(config, progress, view)
     with stopping.listening():  # again: Ray sets handlers of its own
+        view.loading("the model")
         facts = cluster.start()
     if progress.tuner:
         cluster.restore_tuner(progress.tuner)
     prompts = PromptStream(task, tokenizer, sampling, config, facts.max_length, view.say)
     first = prompts.group(0)  # a prompt that cannot work is better found now
+    view.loading("the reward functions")
     pool.ready()
     if config.model.device == "cpu" and (hint := waiting.advice(config.model.threads or 1)):
         view.note(hint)
@@ -197,4 +201,5 @@ def make_rewards(config: Config, task: Task, given: Sequence[Reward] | None, log
     own = None if functions else task.reward
     if not functions and own is None:
         raise UserError(f"the data set {task.name} brings no reward of its own: name one in reward.functions")
-    return RewardPool(functions or [(str(own), 1.0)], r.workers, r.timeout_s, log, r.start_timeout_s)
+    per = {f.function: f.per for f in r.functions if f.per is not None}
+    return RewardPool(functions or [(str(own), 1.0)], r.workers, r.timeout_s, log, r.start_timeout_s, per)

@@ -1,4 +1,5 @@
-"""Rewards overlap with decoding: each completion is rewarded in another process as soon as it is finished.
+"""Rewards overlap with decoding: completions are rewarded in other processes as soon as they are finished, or as soon
+as all of their group are (see `reward_call`).
 
 A process can be killed, which is the only way to stop a function that hangs, and it shares no lock with the engine. It
 imports the tasks and the user's function and nothing else, so it starts in a moment.
@@ -9,16 +10,17 @@ from __future__ import annotations
 import pickle
 import signal
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.core import Sample
 from paceline.errors import UserError
 from paceline.files.reading import shorten
 from paceline.process.child import Ended, Mailbox, Said
+from paceline.tasks.reward_call import FinishedAnswer, Per, RewardCall
 from paceline.tasks.reward_errors import RewardErrors
-from paceline.tasks.reward_process import Imported, RewardDone, RewardJob, RewardProcess, RewardResult, try_rewards
+from paceline.tasks.reward_process import Imported, RewardDone, RewardProcess, RewardResult, try_rewards
+from paceline.tasks.reward_queue import RewardQueue
 from paceline.tasks.rewards import Reward, load_reward
 
 MAX_DEATHS = 3  # of a process in a row without a result in between, before the run stops
@@ -27,7 +29,8 @@ POLL = 0.05  # seconds for which a caller that waits lets the processes work bef
 
 class RewardPool:
     """Submit completions, collect results. `functions` are (name, weight) pairs as in the settings, or rewards that are
-    Python objects; those run in this process, because no other could import them."""
+    Python objects; those run in this process, because no other could import them. `per` says of some of the names what
+    they are called per; the others ask for it themselves."""
 
     def __init__(
         self,
@@ -36,10 +39,11 @@ class RewardPool:
         timeout_s: float = 30.0,
         log: Path | None = None,
         start_timeout_s: float = 120.0,
+        per: Mapping[str, Per] | None = None,
     ):
         objects = [f for f in functions if isinstance(f, Reward)]
-        named = [f for f in functions if not isinstance(f, Reward)]
-        self.functions = [(r.name, r.weight) for r in objects] + named
+        named = [(*f, (per or {}).get(f[0])) for f in functions if not isinstance(f, Reward)]
+        self.functions = [(r.name, r.weight) for r in objects] + [(name, weight) for name, weight, _ in named]
         workers = 0 if objects else workers
         self.timeout_s = timeout_s
         self.start_timeout_s = start_timeout_s
@@ -47,12 +51,13 @@ class RewardPool:
         """Time that the functions took, whoever waited for it."""
         self.errors = RewardErrors(log)
         self._log = log
-        self._waiting: deque[RewardJob] = deque()
-        self._killed: set[int] = set()  # ids of requests on which a process was killed once
+        self._queue = RewardQueue()
+        self._killed: set[tuple[Per, int]] = set()  # calls on which a process was killed once
         self._inline = [*objects, *(load_reward(*f) for f in named)] if workers == 0 else []
-        self._results: list[RewardResult] = []
+        if self._inline:
+            self._queue.know(tuple(dict.fromkeys(reward.per for reward in self._inline)))
         self._mailbox = Mailbox()
-        self._processes = [RewardProcess(self.functions, self._mailbox, log) for _ in range(workers)]
+        self._processes = [RewardProcess(named, self._mailbox, log) for _ in range(workers)]
 
     def ready(self) -> None:
         """Wait until the functions are imported; say so if one cannot be."""
@@ -62,25 +67,35 @@ class RewardPool:
     @property
     def open(self) -> int:
         """Completions submitted whose result has not been collected."""
-        return len(self._waiting) + len(self._results) + sum(len(p.jobs) for p in self._processes)
+        return self._queue.open
 
-    def submit(self, request_id: int, sample: Sample, text: str, tokens: list[int]) -> None:
-        job = RewardJob(request_id, sample, text, tokens)
-        if self._processes:
-            self._waiting.append(job)
-            self._feed()
-        else:
-            started = time.perf_counter()
-            self._results.append(try_rewards(self._inline, job))
-            self.seconds += time.perf_counter() - started
+    def submit(
+        self, request_id: int, sample: Sample, text: str, tokens: list[int], group: int | None = None, size: int = 1
+    ) -> None:
+        """`group` is a number for the completions of a prompt, of which `size` are going to be submitted; without it
+        the completion is alone."""
+        answer = FinishedAnswer(request_id, sample, text, tokens)
+        self._queue.add(answer, -1 - request_id if group is None else group, 1 if group is None else size)
+        self._feed()
 
     def collect(self, block: bool = False) -> list[RewardResult]:
         """Results that are in; with `block`, wait a moment for one."""
         if self._processes:
-            self._poll(POLL if block and not self._results else 0.0)
-        results = self._results
-        self._results = []
+            self._poll(POLL if block and not self._queue.results else 0.0)
+        elif call := self._queue.arrived():
+            self._queue.took(call)
+            self._call_here(call)
+        results = self._queue.results
+        self._queue.results = []
+        for result in results:  # in the order of the functions, whichever was called first
+            result.values = {name: result.values[name] for name, _ in self.functions if name in result.values}
         return results
+
+    def logged(self) -> dict[str, float]:
+        """Means of what functions have logged by `log_metric` since the last time."""
+        logged = self._queue.metrics
+        self._queue.metrics = {}
+        return {name: one.mean for name, one in logged.items()}
 
     def _poll(self, seconds: float) -> None:
         for message in self._mailbox.take(seconds):
@@ -99,6 +114,7 @@ class RewardPool:
         if message.problem:
             raise UserError(message.problem)
         process.ready = True
+        self._queue.know(message.per)
 
     def _done(self, process: RewardProcess, message: Said) -> None:
         done: RewardDone = message.message
@@ -106,7 +122,7 @@ class RewardPool:
         process.since = message.at
         process.deaths = 0
         self.seconds += done.seconds
-        self._results.append(done.result)
+        self._queue.done(done)
 
     def _check_time(self, process: RewardProcess) -> None:
         now = time.monotonic()
@@ -115,9 +131,9 @@ class RewardPool:
                 f"importing the reward {self._names} took longer than {self.start_timeout_s:g} s "
                 f"(reward.start_timeout_s){self._see_log}"
             )
-        if process.jobs and now - process.since > self.timeout_s:
+        if process.jobs and now - process.since > self.timeout_s * len(process.jobs[0].answers):
             job = process.jobs.popleft()
-            self._blame(job, f"took longer than {self.timeout_s:g} s")
+            self._blame(job, f"took longer than {self.timeout_s * len(job.answers):g} s{_for_several(job)}")
             self._requeue(process)
 
     def _ended(self, process: RewardProcess, reason: str) -> None:
@@ -134,34 +150,49 @@ class RewardPool:
         if process.jobs:
             # A function that exits does so by itself; one that is killed may be the victim of something else.
             job = process.jobs.popleft()
-            if code is not None and code < 0 and job.request_id not in self._killed:
-                self._killed.add(job.request_id)
+            if code is not None and code < 0 and job.key not in self._killed:
+                self._killed.add(job.key)
                 process.jobs.appendleft(job)
             else:
-                again = " twice on the same answer" if job.request_id in self._killed else ""
+                again = " twice on the same answer" if job.key in self._killed else ""
                 self._blame(job, f"ended its process{again}: it {how}" if code is not None else f"{reason}")
         self._requeue(process)
 
-    def _blame(self, job: RewardJob, what: str) -> None:
-        self._results.append(RewardResult(job.request_id, error=f"the reward {self._names} {what}"))
+    def _blame(self, call: RewardCall, what: str) -> None:
+        error = f"the reward {self._names} {what}"
+        self._queue.done(RewardDone([RewardResult(answer.request_id, error=error) for answer in call.answers], 0.0))
 
     def _requeue(self, process: RewardProcess) -> None:
-        """A new process takes over; jobs that the last one had not done go back to the head of the queue."""
-        self._waiting.extendleft(reversed(process.jobs))
+        """A new process takes over; calls that the last one had not made go back to the head of the queue."""
+        self._queue.waiting.extendleft(reversed(process.jobs))
         process.restart()
 
     def _feed(self) -> None:
-        """Each job goes to the process with the fewest, as long as one can take it."""
-        while self._waiting:
-            job = self._waiting[0]
-            able = [process for process in self._processes if process.ready and process.can_take(len(job.text))]
-            if not able:
-                return
-            self._waiting.popleft()
-            try:
-                min(able, key=lambda process: len(process.jobs)).send(job)
-            except (pickle.PicklingError, TypeError, AttributeError) as err:
-                self._blame(job, f"cannot be given the sample's columns: {shorten(str(err))}")
+        """Calls that can be made are made here, or each goes to the process with the fewest, if one can take it."""
+        waiting = self._queue.waiting
+        if self._inline:
+            while waiting:
+                self._call_here(waiting.popleft())
+            return
+        while waiting and self._send(waiting[0]):
+            waiting.popleft()
+        while (call := self._queue.arrived()) and self._send(call):
+            self._queue.took(call)
+
+    def _call_here(self, call: RewardCall) -> None:
+        done = try_rewards(self._inline, call)
+        self.seconds += done.seconds
+        self._queue.done(done)
+
+    def _send(self, call: RewardCall) -> bool:
+        able = [process for process in self._processes if process.ready and process.can_take(call)]
+        if not able:
+            return False
+        try:
+            min(able, key=lambda process: len(process.jobs)).send(call)
+        except (pickle.PicklingError, TypeError, AttributeError) as err:
+            self._blame(call, f"cannot be given the sample's columns: {shorten(str(err))}")
+        return True
 
     @property
     def _names(self) -> str:
@@ -175,6 +206,10 @@ class RewardPool:
         for process in self._processes:
             process.child.close()
         self._processes = []
+
+
+def _for_several(call: RewardCall) -> str:
+    return f" for {len(call.answers)} completions" if len(call.answers) > 1 else ""
 
 
 def _signal_name(number: int) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
 from paceline.errors import UserError
 from paceline.process.program import join_parent
-from paceline.tasks.reward_process import Imported, RewardDone, try_rewards
+from paceline.tasks.reward_process import Imported, try_rewards
 from paceline.tasks.rewards import load_reward
 
 
@@ -17,18 +16,16 @@ def main() -> None:
     me = os.getpid()
     sys.path.insert(0, os.getcwd())
     try:
-        rewards = [load_reward(name, weight) for name, weight in parent.receive()]
+        rewards = [load_reward(name, weight, per) for name, weight, per in parent.receive()]
     except UserError as err:
         parent.send(Imported(str(err)))
         return
-    parent.send(Imported(None))
+    parent.send(Imported(None, tuple(dict.fromkeys(reward.per for reward in rewards))))
     while True:
-        job = parent.receive()
-        started = time.perf_counter()
-        result = try_rewards(rewards, job)
+        done = try_rewards(rewards, parent.receive())
         if os.getpid() != me:
             os._exit(0)  # a function has forked, and this is the copy: the original sends the result
-        parent.send(RewardDone(result, time.perf_counter() - started))
+        parent.send(done)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Reward functions: the built-in ones, and the user's own by `module:function` or `file.py:function`.
 
-Two signatures are understood, and told apart by their parameters: TRL's `f(prompts, completions, **columns)`, which
-returns a list with a number or None per completion, and verl's `compute_score(data_source, solution_str, ground_truth,
-extra_info)`, which returns a number or a dict with a `score`.
+Three signatures are understood, and told apart by their parameters: TRL's `f(prompts, completions, **columns)`, which
+returns a list with a number or None per completion; verl's `compute_score(data_source, solution_str, ground_truth,
+extra_info)`, which returns a number or a dict with a `score`; and that of verl's batch manager, with the same names in
+the plural, which returns a list of those.
 """
 
 from __future__ import annotations
@@ -13,31 +14,37 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.core import Sample
 from paceline.errors import UserError
 from paceline.files.reading import shorten
 from paceline.tasks import builtin, countdown, data_sources
 from paceline.tasks.forecast import task as forecast
+from paceline.tasks.reward_call import PER, FinishedAnswer, Per, RewardLog
 from paceline.tasks.reward_errors import BadReward
 
 MAX_SHOWN = 200  # characters of what a function returned, in a sentence
+
+Calls = Callable[[Sequence[FinishedAnswer], RewardLog], Sequence[Any]]
+"""Completions -> a value for each, not checked yet."""
 
 
 @dataclass(frozen=True)
 class Reward:
     name: str
     weight: float
-    call: Callable[[Sample, str, list[int]], float | None]
-    """(sample, text of the completion, its tokens) -> value, or None for no opinion."""
+    call: Calls
+    per: Per = "completion"
+    """What it is given in one call."""
 
 
-def load_reward(name: str, weight: float = 1.0) -> Reward:
+def load_reward(name: str, weight: float = 1.0, per: Per | None = None) -> Reward:
+    """`per` as in `as_reward`."""
     known: dict[str, Callable[..., Any]] = {
         "countdown": countdown.reward,
         "exact_match": builtin.exact_match,
@@ -48,31 +55,46 @@ def load_reward(name: str, weight: float = 1.0) -> Reward:
     }
     if name == "math":
         builtin.import_math_verify()  # missing, it is better found before any answer is written
-    return as_reward(known.get(name) or _import(name, sorted(known)), name, weight)
+    if name in known:
+        return as_reward(known[name], name, weight, "completion")
+    return as_reward(_import(name, sorted(known)), name, weight, per)
 
 
-def as_reward(function: Callable[..., Any], name: str, weight: float = 1.0) -> Reward:
-    """A function with one of the two signatures."""
-    return Reward(name, weight, _adapt(function, name))
+def as_reward(function: Callable[..., Any], name: str, weight: float = 1.0, per: Per | None = None) -> Reward:
+    """A function with one of the signatures. Without `per` it is called as it asks for with the attribute `per`, or
+    else as its signature means: with lists for a whole group, with a single answer for each completion."""
+    call, is_for_lists = _adapt(function, name)
+    asked = per or getattr(function, "per", None) or ("group" if is_for_lists else "completion")
+    if asked not in PER:
+        raise UserError(f"the reward '{name}' asks to be called per {asked!r}; there are: {', '.join(PER)}")
+    return Reward(name, weight, call, asked)
 
 
-def compute_rewards(rewards: list[Reward], sample: Sample, text: str, tokens: list[int]) -> dict[str, float]:
-    """Value of each function that has an opinion. Raises `BadReward` for what is not a number."""
-    values = {}
-    for reward in rewards:
-        value = reward.call(sample, text, tokens)
-        if value is None:
-            continue
-        if isinstance(value, bool):
-            value = float(value)
-        try:
-            number = float(value)
-        except (TypeError, ValueError) as err:
-            raise BadReward(f"returned {shown(value)}, which is not a number") from err
-        if not math.isfinite(number):
-            raise BadReward(f"returned {number}")
-        values[reward.name] = number
-    return values
+def compute_rewards(
+    reward: Reward, answers: Sequence[FinishedAnswer], log: RewardLog | None = None
+) -> list[float | BadReward | None]:
+    """Its value for each completion, None where it has no opinion, an error where that is not a number. Raises
+    `BadReward` for what cannot be told apart by completion, and what the function raises."""
+    values = reward.call(answers, log or RewardLog())
+    if not hasattr(values, "__len__") or isinstance(values, str) or len(values) != len(answers):
+        count = "one completion instead of a list with one value"
+        if len(answers) > 1:
+            count = (
+                f"{len(answers)} completions instead of a list with as many values; to be called with one at a time "
+            )
+            count += "it asks for it: @paceline.per('completion')"
+        raise BadReward(f"returned {shown(values)} for {count}")
+    return [_checked(value) for value in values]
+
+
+def _checked(value: Any) -> float | BadReward | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return BadReward(f"returned {shown(value)}, which is not a number")
+    return number if math.isfinite(number) else BadReward(f"returned {number}")
 
 
 def shown(value: Any) -> str:
@@ -120,49 +142,79 @@ def _import_file(path: Path) -> Any:
     return module
 
 
-def _adapt(function: Callable[..., Any], name: str) -> Callable[[Sample, str, list[int]], float | None]:
+def _adapt(function: Callable[..., Any], name: str) -> tuple[Calls, bool]:
+    """How it is called, and whether it takes lists."""
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    wanted = None if takes_all else frozenset(parameters)
     if "solution_str" in parameters:
-        return lambda sample, text, tokens: _call_verl(function, parameters, takes_all, sample, text)
+        return partial(_call_verl, function, wanted), False
+    if "solution_strs" in parameters:
+        return partial(_call_verl_batch, function, wanted), True
     if "completions" in parameters:
-        return lambda sample, text, tokens: _call_trl(function, name, parameters, takes_all, sample, text, tokens)
+        return partial(_call_trl, function, wanted), True
     raise UserError(
         f"the reward '{name}' takes ({', '.join(parameters)}); write it as f(prompts, completions, **columns) "
         "or compute_score(data_source, solution_str, ground_truth, extra_info)"
     )
 
 
-def _call_verl(function: Callable, parameters: Any, takes_all: bool, sample: Sample, text: str) -> Any:
-    arguments = {
-        "data_source": sample.columns.get("data_source"),
-        "solution_str": text,
-        "ground_truth": sample.columns.get("ground_truth"),
-        "extra_info": sample.columns.get("extra_info"),
+def _call(function: Callable, wanted: frozenset[str] | None, arguments: Mapping[str, Any]) -> Any:
+    """With the arguments that it wants, all if None; an async function is waited for."""
+    result = function(**{k: v for k, v in arguments.items() if wanted is None or k in wanted})
+    return _awaited(result) if inspect.iscoroutine(result) else result
+
+
+def _verl_arguments(answer: FinishedAnswer) -> dict[str, Any]:
+    columns = answer.sample.columns
+    return {
+        "data_source": columns.get("data_source"),
+        "solution_str": answer.text,
+        "ground_truth": columns.get("ground_truth"),
+        "extra_info": columns.get("extra_info"),
     }
-    result = function(**{k: v for k, v in arguments.items() if takes_all or k in parameters})
+
+
+def _score_of(result: Any) -> Any:
     return result["score"] if isinstance(result, dict) else result
 
 
+def _call_verl(
+    function: Callable, wanted: frozenset[str] | None, answers: Sequence[FinishedAnswer], log: RewardLog
+) -> Sequence[Any]:
+    return [_score_of(_call(function, wanted, _verl_arguments(answer))) for answer in answers]
+
+
+def _call_verl_batch(
+    function: Callable, wanted: frozenset[str] | None, answers: Sequence[FinishedAnswer], log: RewardLog
+) -> Sequence[Any]:
+    rows = [_verl_arguments(answer) for answer in answers]
+    plural = {"data_source": "data_sources", "solution_str": "solution_strs", "ground_truth": "ground_truths"}
+    arguments = {plural.get(name, "extra_infos"): [row[name] for row in rows] for name in rows[0]}
+    results = _call(function, wanted, arguments)
+    return [_score_of(result) for result in results] if isinstance(results, list | tuple) else results
+
+
 def _call_trl(
-    function: Callable,
-    name: str,
-    parameters: Any,
-    takes_all: bool,
-    sample: Sample,
-    text: str,
-    tokens: list[int],
-) -> Any:
-    """One completion as a batch of one. Chat prompts come with chat completions, as in TRL."""
-    completion: Any = text if isinstance(sample.prompt, str) else [{"role": "assistant", "content": text}]
-    arguments = {column: [value] for column, value in sample.columns.items()}  # which may have any names
-    arguments |= {"prompts": [sample.prompt], "completions": [completion], "completion_ids": [tokens]}
-    result = function(**{k: v for k, v in arguments.items() if takes_all or k in parameters})
-    if inspect.iscoroutine(result):
-        result = _awaited(result)
-    if not hasattr(result, "__len__") or len(result) != 1:
-        raise BadReward(f"returned {shown(result)} for one completion instead of a list with one value")
-    return result[0]
+    function: Callable, wanted: frozenset[str] | None, answers: Sequence[FinishedAnswer], log: RewardLog
+) -> Sequence[Any]:
+    """Chat prompts come with chat completions, as in TRL."""
+    names = dict.fromkeys(name for answer in answers for name in answer.sample.columns)  # which may be any
+    arguments: dict[str, Any] = {name: [answer.sample.columns.get(name) for answer in answers] for name in names}
+    arguments |= {
+        "prompts": [answer.sample.prompt for answer in answers],
+        "completions": [_as_messages(answer) for answer in answers],
+        "completion_ids": [answer.tokens for answer in answers],
+        "log_metric": log.metric,
+        "log_extra": partial(log.extra, count=len(answers)),
+    }
+    return _call(function, wanted, arguments)
+
+
+def _as_messages(answer: FinishedAnswer) -> Any:
+    if isinstance(answer.sample.prompt, str):
+        return answer.text
+    return [{"role": "assistant", "content": answer.text}]
 
 
 def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
