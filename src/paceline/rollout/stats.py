@@ -36,6 +36,12 @@ class EngineStats:
     peak_batch: int = 0
     peak_pages: int = 0
     graph_bytes: int = 0
+    ahead_tokens: int = 0
+    """Tokens that had been written ahead and were verified."""
+    ahead_accepted: int = 0
+    """Those of them that were accepted."""
+    ahead_flips: int = 0
+    """Sequences of which not all were."""
     drafted_sequences: int = 0
     """Sequences that had a draft, summed over rounds."""
     drafted_tokens: int = 0
