@@ -114,6 +114,10 @@ class EngineStats:
             metrics["rollout/spec_accept_rate"] = self.accepted.total() / self.draft_positions
             at = sorted(self.accepted.items())
             metrics |= {f"rollout/spec_accept_at/{position}": n / sequences for position, n in at if n}
+        if self.ahead_tokens:
+            metrics["ahead/verified_tokens"] = float(self.ahead_tokens)
+            metrics["ahead/accepted_share"] = self.ahead_accepted / self.ahead_tokens
+            metrics["ahead/tokens_per_flip"] = self.ahead_accepted / max(1, self.ahead_flips)
         parts = {name: getattr(self, f"{name}_s") for name in PARTS}
         whole = sum(parts.values())
         metrics |= {f"rollout/share/{name}": seconds / whole for name, seconds in parts.items() if whole}
