@@ -215,9 +215,8 @@ class TrainLoop:
         groups. Whatever is wrong with a prompt is said when its turn comes."""
         if self.progress.step + 1 >= self.config.steps:
             return []
-        groups = {i: self.prompts.peek(i) for i in range(first, first + self.config.rollout.prompts)}
-        pairs = [(i, group) for i, group in groups.items() if group]
-        return [(r, self.lengths.expect(r.prompt)) for i, group in pairs for r in self.prompts.requests(i, group)]
+        indices = range(first, first + self.config.rollout.prompts)
+        return [(r, self.lengths.expect(r.prompt)) for i in indices for r in self.prompts.peek(i)]
 
     def _end_rollout(self) -> None:
         self.recorder.on_rollout(list(self.cluster.end().values()))

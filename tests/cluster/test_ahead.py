@@ -96,10 +96,9 @@ def test_groups_that_are_replaced_within_a_step(tmp_path):
 
 @pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.soak)])
 def test_killed_at_random_moments(tmp_path, kills):
-    """Also while they write ahead, which the moments of `Killer` include."""
-    words = ["cluster.workers=3", "cluster.restarts=1000", "steps=1000", "rollout.max_tokens=80"]
-    trainer = make(tmp_path / "run", *words)
-    check(trainer, Killer(trainer, kill(trainer), kills), kills, tmp_path)
+    """A third of the times while an idle worker writes ahead."""
+    trainer = make(tmp_path / "run", "cluster.workers=3", "cluster.restarts=1000", "steps=1000", *TAIL)
+    check(trainer, Killer(trainer, kill(trainer), kills), kills, tmp_path, *TAIL)
     decided = [json.loads(line) for line in (tmp_path / "run" / "decisions.jsonl").read_text().splitlines()]
     assert any(d["order"] == "writeahead" and d["requests"] for d in decided)
 

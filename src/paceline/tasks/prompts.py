@@ -40,14 +40,14 @@ class PromptStream:
         self._peeked: dict[int, Group] = {}
         self.limit = PromptLimit(config.task, max_length - 1, tokenizer, task, say)
 
-    def peek(self, index: int) -> Group | None:
-        """The one at an index, before its turn; None where `group` will say why there is none."""
+    def peek(self, index: int) -> list[Request]:
+        """The requests of an index before its turn; none where `group` will say what is wrong with its prompt."""
         if index not in self._peeked:
             try:
                 self._peeked[index] = self._make_group(index)
             except UserError:
-                return None
-        return self._peeked[index]
+                return []
+        return self.requests(index, self._peeked[index])
 
     def group(self, index: int) -> Group:
         """The one at an index."""
