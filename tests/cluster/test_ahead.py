@@ -132,7 +132,7 @@ def a_request(i: int, **sampling) -> Request:
 
 
 def test_the_longest_expected_are_begun_first_and_not_too_far():
-    ahead = Ahead()
+    ahead = Ahead(8192)
     ahead.costs = replace(KNOWN, idle_s=0.05)  # 50 tokens
     coming = [(a_request(i, min_tokens=3999), float(i // 2)) for i in range(6)]
     chosen = ahead.choose(coming)
@@ -149,7 +149,7 @@ def outcome(step: int, written: dict[int, list[int]], **stats) -> RolloutOutcome
 
 
 def test_what_was_written_is_kept_until_its_turn_and_measured_then():
-    ahead = Ahead()
+    ahead = Ahead(8192)
     first, second = [a_request(0)], [a_request(1), a_request(2)]
     ahead.take(1, first, [outcome(1, {1: [5, 6], 2: [5, 9]})])
     assert ahead.known([*first, *second]).keys() == {1, 2}
@@ -161,7 +161,7 @@ def test_what_was_written_is_kept_until_its_turn_and_measured_then():
 
 
 def test_what_the_same_policy_has_written_tells_nothing_of_flips():
-    ahead = Ahead()
+    ahead = Ahead(8192)
     ahead.take(1, [a_request(0)], [outcome(1, {1: [5, 6]})])
     ahead.take(1, [a_request(1)], [outcome(1, {}, ahead_tokens=2, ahead_accepted=2)])
     assert ahead.costs.accepted == 0

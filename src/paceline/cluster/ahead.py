@@ -58,7 +58,7 @@ class AheadCosts:
     @property
     def ratio(self) -> float:
         """Seconds of decoding a token over those of verifying it."""
-        if not self.decode_s or not self.prefill_s:
+        if not self.decoded or not self.decode_s or not self.prefill_s:
             return PRIOR_RATIO
         return (self.decode_s / self.decoded) / (self.prefill_s / self.prefilled)
 
@@ -96,7 +96,7 @@ def how_many(costs: AheadCosts, prompt: float) -> float:
     for prefilling its prompt by itself, which its group shares otherwise."""
     if costs.ratio <= 1:
         return 0
-    if not costs.decode_s:
+    if not costs.decoded or not costs.decode_s:
         return math.inf
     enough = max(SHORTEST, 2 * prompt / (costs.ratio - 1))
     return costs.idle_s * costs.decoded / costs.decode_s / enough
@@ -105,8 +105,10 @@ def how_many(costs: AheadCosts, prompt: float) -> float:
 class Ahead:
     """The driver's side of it."""
 
-    def __init__(self, untrained: bool = False) -> None:
-        """`untrained` is whether the run begins with a drafter that is worth little before it is trained."""
+    def __init__(self, longest: int, untrained: bool = False) -> None:
+        """`longest` is the most tokens of prompt and draft that are verified; `untrained` is whether the run begins
+        with a drafter that is worth little before it is trained."""
+        self._longest = longest
         self.costs = AheadCosts()
         self._training_share = TRAINING_SHARE if untrained else 0.0
         self.written: dict[int, array[int]] = {}
@@ -121,7 +123,8 @@ class Ahead:
         many = how_many(self.costs, sum(len(r.prompt) for r, _ in coming) / len(coming))
         # A group stays together, whose prompt is prefilled once: sorting keeps the order of equals.
         chosen = sorted(coming, key=lambda one: -one[1])[: int(min(many, len(coming)))]
-        return {_cut(request, far): expected for request, expected in chosen}
+        short = ((r, min(far, self._longest - len(r.prompt)), expected) for r, expected in chosen)
+        return {_cut(r, most): expected for r, most, expected in short if most >= SHORTEST}
 
     @property
     def training_s(self) -> float:

@@ -69,7 +69,8 @@ class Cluster:
         self.completed_by: dict[int, int] = {}
         """Request -> the worker that completed it."""
         writes = config.rollout.write_ahead and config.cluster.workers > 1
-        self.ahead = Ahead(untrained=config.speculation.drafter == "new") if writes else None
+        untrained = config.speculation.drafter == "new"
+        self.ahead = Ahead(config.rollout.prefill_tokens, untrained) if writes else None
         """What workers have written ahead; None where they do not."""
         self._requests: Sequence[Request] = ()  # of the present rollout, if what was written ahead of them is used
         self.decisions: list[tuple[float, Order]] = []

@@ -74,7 +74,7 @@ class Worker:
     @property
     def busy(self) -> bool:
         """Whether there is something to do without a call."""
-        return not self._failed and (bool(self.rollout.unfinished) or self.training)
+        return not self._failed and (bool(self.rollout.unfinished) or self.training or self.ahead.active)
 
     @property
     def doing(self) -> str:

@@ -140,14 +140,15 @@ class RolloutEngine:
     # Requests in
 
     def submit(self, requests: Iterable[Request], ahead: Mapping[int, Many[int]] | None = None) -> None:
-        """`ahead` has what was written ahead of some, by id: of that, what this policy would have written is kept."""
+        """`ahead` has what was written ahead of some, by id: of that, what this policy would have written is kept. What
+        goes beyond `prefill_tokens` is not verified."""
         for request in requests:
             self._check(request)
             self._ids.add(request.id)
             written = ahead.get(request.id, ()) if ahead else ()
-            # The last token that there can be is sampled anyway.
-            most = min(request.sampling.max_tokens, self.max_length - len(request.prompt)) - 1
-            self.scheduler.submit(request, written[:most])
+            # The last token that there can be is sampled anyway; and a pass is no longer than is planned for.
+            length = min(self.max_length - 1, self.settings.prefill_tokens) - len(request.prompt)
+            self.scheduler.submit(request, written[: max(0, min(request.sampling.max_tokens - 1, length))])
 
     def _check(self, request: Request) -> None:
         if request.id in self._ids:
