@@ -206,7 +206,17 @@ class TrainLoop:
 
     def _answers(self, requests: list[Request], expected: dict[int, float]) -> Iterator[list[Completion]]:
         train = self.spot in ("tail", "both") and self.versions.training_is_due(self.progress.step)
-        return self.cluster.rollout(self.progress.step + 1, requests, expected, RolloutMode(), train)
+        step = self.progress.step + 1
+        coming = lambda: self._coming(self.prompts.index_of(requests[-1].id) + 1)  # noqa: E731
+        return self.cluster.rollout(step, requests, expected, RolloutMode(), train, coming=coming)
+
+    def _coming(self, first: int) -> list[tuple[Request, float]]:
+        """What comes from this index on, with expected lengths: the next step's, or some of this one's if it replaces
+        groups. Whatever is wrong with a prompt is said when its turn comes."""
+        if self.progress.step + 1 >= self.config.steps:
+            return []
+        indices = range(first, first + self.config.rollout.prompts)
+        return [(r, self.lengths.expect(r.prompt)) for i in indices for r in self.prompts.peek(i)]
 
     def _end_rollout(self) -> None:
         self.recorder.on_rollout(list(self.cluster.end().values()))

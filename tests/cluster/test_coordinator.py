@@ -22,6 +22,8 @@ from paceline.cluster.coordinator import (
     Status,
     Stop,
     Train,
+    WriteAhead,
+    WroteAhead,
     decide,
 )
 
@@ -36,6 +38,7 @@ class Worker:
         self.waiting: list[int] = []
         self.running: list[int] = []
         self.training = False
+        self.ahead: list[int] = []
 
     def act(self, slots: int) -> None:
         """Obey the next order, or else begin, finish or just go on."""
@@ -46,12 +49,17 @@ class Worker:
             self.reports.append(Load(self.number, self.generation, len(self.waiting)))
         elif self.running:
             self.reports.append(Done(self.number, self.generation, self.running.pop(0)))
+        elif self.ahead:
+            self.ahead.pop(0)
+            if not self.ahead:
+                self.reports.append(WroteAhead(self.number, self.generation))
 
     def _obey(self, order: Order) -> None:
         if isinstance(order, Assign):
             assert not set(order.requests) & {*self.waiting, *self.running}
             self.waiting += order.requests
             self.training = False
+            self.ahead = []
             self.reports.append(Load(self.number, self.generation, len(self.waiting)))
         elif isinstance(order, Release):
             given_up = tuple(self.waiting[len(self.waiting) - min(order.count, len(self.waiting)) :])
@@ -60,12 +68,15 @@ class Worker:
             self.reports.append(Load(self.number, self.generation, len(self.waiting)))
         else:
             self.training = isinstance(order, Train)
+            self.ahead = list(order.requests) if isinstance(order, WriteAhead) else []
 
 
 class Cluster:
-    def __init__(self, workers: int, requests: int, slots: int):
+    def __init__(self, workers: int, requests: int, slots: int, coming: int):
         expected = {r: 1.0 + r % 5 for r in range(requests)}
         self.step, self.slots = RolloutState(workers, expected, group=1 + requests % 4), slots
+        self.step.coming = list(range(requests, requests + coming))
+        self.coming = set(self.step.coming)
         self.workers: list[Worker | None] = [Worker(w, 1) for w in range(workers)]
         self.generations = [1] * workers
         self.late: list[Report] = []  # of former generations, still on their way
@@ -75,13 +86,14 @@ class Cluster:
         if self.step.take(report) and isinstance(report, Done):
             self.finished.append(report.request)
         self.check_books()
-        orders = decide(self.step)
-        for order in orders:
-            assert order.reason
-            self.step.note(order)
-            worker = self.workers[order.worker]
-            if worker is not None and worker.generation == self.step.workers[order.worker].generation:
-                worker.orders.append(order)
+        # The driver asks again and again; what follows from an order comes with the next answer.
+        while orders := decide(self.step):
+            for order in orders:
+                assert order.reason
+                self.step.note(order)
+                worker = self.workers[order.worker]
+                if worker is not None and worker.generation == self.step.workers[order.worker].generation:
+                    worker.orders.append(order)
         self.check_books()
         self.check_nobody_trains_who_could_decode()
 
@@ -91,10 +103,20 @@ class Cluster:
         everywhere = sorted([*assigned, *self.step.free, *self.step.done])
         assert everywhere == sorted(self.step.expected), "every request is in exactly one place"
         assert len(self.finished) == len(set(self.finished))
+        begun = [r for d in self.step.workers for r in d.ahead]
+        assert len(begun) == len(set(begun)) and not set(begun) & set(self.step.coming), "nobody begins it twice"
+        assert {*begun, *self.step.coming} <= self.coming
 
     def check_nobody_trains_who_could_decode(self) -> None:
-        training = [d for d in self.step.workers if d.status is Status.TRAINING]
-        if training:
+        promised = {d.asked for d in self.step.workers}  # these go on writing ahead until they get something
+        spare = [
+            d
+            for w, d in enumerate(self.step.workers)
+            if d.status is Status.TRAINING or (d.status is Status.AHEAD and w not in promised)
+        ]
+        if any(d.status is Status.TRAINING for d in spare):
+            assert not self.step.coming, "what the next step waits for comes first"
+        if spare:
             assert not self.step.free and len(self.step.done) < len(self.step.expected)
             assert not any(d.waiting and d.asked is None for d in self.step.workers if d.status is Status.BUSY)
 
@@ -144,26 +166,26 @@ EVENTS = st.lists(
 )
 
 
-def play(workers: int, requests: int, slots: int, events: list[tuple[str, int]]) -> None:
-    cluster = Cluster(workers, requests, slots)
+def play(workers: int, requests: int, slots: int, coming: int, events: list[tuple[str, int]]) -> None:
+    cluster = Cluster(workers, requests, slots, coming)
     for kind, number in events:
         cluster.event(kind, number)
     cluster.drain()
     assert sorted(cluster.finished) == list(range(requests)), "every request ends exactly once"
-    assert decide(cluster.step) == [] and not any(w and w.training for w in cluster.workers)
+    assert decide(cluster.step) == [] and not any(w and (w.training or w.ahead) for w in cluster.workers)
 
 
 @settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.integers(1, 4), st.integers(1, 12), st.integers(1, 3), EVENTS)
-def test_any_sequence_of_reports_losses_and_late_messages(workers, requests, slots, events):
-    play(workers, requests, slots, events)
+@given(st.integers(1, 4), st.integers(1, 12), st.integers(1, 3), st.integers(0, 9), EVENTS)
+def test_any_sequence_of_reports_losses_and_late_messages(workers, requests, slots, coming, events):
+    play(workers, requests, slots, coming, events)
 
 
 @pytest.mark.soak
 @settings(max_examples=12_000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.integers(1, 4), st.integers(1, 12), st.integers(1, 3), EVENTS)
-def test_any_sequence_at_length(workers, requests, slots, events):
-    play(workers, requests, slots, events)
+@given(st.integers(1, 4), st.integers(1, 12), st.integers(1, 3), st.integers(0, 9), EVENTS)
+def test_any_sequence_at_length(workers, requests, slots, coming, events):
+    play(workers, requests, slots, coming, events)
 
 
 def joined(workers: int, expected: dict[int, float]) -> RolloutState:
@@ -229,3 +251,21 @@ def test_a_former_life_is_not_believed():
     assert step.take(Joined(0, 2))
     assert [o.requests for o in carry_out(step) if isinstance(o, Assign)] == [(0,)]
     assert not step.take(Done(0, 1, 0)) and step.take(Done(0, 2, 0)) and step.over
+
+
+def test_who_runs_dry_begins_the_next_step_then_trains_and_stops_for_real_work():
+    step = joined(3, dict.fromkeys(range(3), 1.0))
+    carry_out(step)
+    step.coming = [12, 10, 11, 13]
+    mine = {w: min(d.in_flight) for w, d in enumerate(step.workers)}
+    step.take(Done(0, 1, mine[0]))
+    (write,) = carry_out(step)
+    assert isinstance(write, WriteAhead) and write.requests == (12, 10) and step.workers[0].status is Status.AHEAD
+    step.take(Done(1, 1, mine[1]))
+    assert [o.requests for o in carry_out(step) if isinstance(o, WriteAhead)] == [(11,)], "a share of what is left"
+    step.take(Lost(2, 1))
+    (assign,) = carry_out(step)
+    assert isinstance(assign, Assign) and step.workers[assign.worker].status is Status.BUSY
+    step.take(Done(assign.worker, 1, mine[2]))
+    (stop,) = carry_out(step)
+    assert isinstance(stop, Stop) and stop.worker != assign.worker and step.over

@@ -18,8 +18,8 @@ from .runs import SMALL
 FAULTS = Path(__file__).parent / "faults"
 WORDS = [*SMALL, "steps=3", "rollout.max_tokens=60", "spot.max_interval=1", "spot.merge_share=1", "learn.lr=1e-4"]
 SAME = ("critic/rewards/mean", "actor/pg_loss", "response_length/mean", "actor/grad_norm")
-SHORT = [(1, "gradients"), (2, "training"), (3, "round")]
-LONG = list(product((1, 2, 3), ("assign", "round", "training", "gradients", "apply", "save", "merge")))
+SHORT = [(1, "gradients"), (2, "training"), (3, "round"), (2, "ahead")]
+LONG = [*product((1, 2, 3), ("assign", "round", "training", "gradients", "apply", "save", "merge")), (3, "ahead")]
 
 
 def train(*words: str, **environment: str) -> subprocess.CompletedProcess:
@@ -54,7 +54,8 @@ def check(tmp_path, undisturbed, workers: int, what: str, kind: str = "error", b
         what = "spend"
     call = {"round": 3, "save": 1}.get(what, 2)
     words = [*WORDS, f"run_dir={run}", f"cluster.workers={workers}", f"spot.when={spot}", f"cluster.backend={backend}"]
-    worker = "any" if what == "training" else workers - 1  # whoever runs dry first
+    words.append(f"rollout.write_ahead={str(what == 'ahead').lower()}")  # otherwise idle workers train
+    worker = "any" if what in ("training", "ahead") else workers - 1  # whoever runs dry first
     fault = {"PACELINE_FAULT": f"{worker}:{what}:{call}:{kind}", "PACELINE_FAULT_MARK": str(mark)}
     done = train(*words, **fault)
     assert mark.exists(), "the fault was never met"

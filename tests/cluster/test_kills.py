@@ -24,7 +24,11 @@ from ..processes import gone
 from .runs import SMALL, Recorded, make, policy, run, same_policy
 
 PHASES = ("rollout", "training", "update")
-WORDS = ["cluster.workers=3", "cluster.restarts=1000", "speculation.strategies=[neural:5, suffix:6]", "steps=1000"]
+WORDS = [
+    "cluster.workers=3", "cluster.restarts=1000", "speculation.strategies=[neural:5, suffix:6]", "steps=1000",
+    "rollout.write_ahead=false",
+]  # fmt: skip
+"""Idle workers train. That they are killed while they write ahead is for `test_ahead.py`."""
 
 
 class Killer:
@@ -45,8 +49,8 @@ class Killer:
 
     def _wrapped(self, phase: str, work: Callable) -> Callable:
         def call(*args, **more):
-            training = phase == "rollout" and type(args[0]).__name__ == "Train"
-            self.phase = "training" if training else phase
+            spare = phase == "rollout" and type(args[0]).__name__ in ("Train", "WriteAhead")
+            self.phase = "training" if spare else phase
             return work(*args, **more)
 
         return call
@@ -81,14 +85,15 @@ def steps_under_fire(trainer: Recorded, killer: Killer, kills: int) -> int:
     return steps + 1
 
 
-def check(trainer: Recorded, killer: Killer, kills: int, folder: Path) -> None:
+def check(trainer: Recorded, killer: Killer, kills: int, folder: Path, *words: str) -> None:
+    """`words` are settings that the undisturbed run has too."""
     try:
         steps = steps_under_fire(trainer, killer, kills)
         learned = policy(trainer)
     finally:
         trainer.close()
     assert len(trainer.cluster.lost) == len(killer.struck) == kills
-    answers, undisturbed = run(folder / "undisturbed", steps, "speculation.mode=plain", "steps=1000")
+    answers, undisturbed = run(folder / "undisturbed", steps, "speculation.mode=plain", "steps=1000", *words)
     assert trainer.answers == answers
     assert same_policy(learned, undisturbed)
 

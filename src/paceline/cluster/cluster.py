@@ -11,8 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cluster.ahead import Ahead
 from paceline.cluster.calls import Calls
-from paceline.cluster.coordinator import Assign, Done, Joined, Load, Order, Release, RolloutState, Train, decide
+from paceline.cluster.coordinator import (
+    Assign,
+    Done,
+    Joined,
+    Load,
+    Order,
+    Release,
+    RolloutState,
+    Status,
+    Train,
+    WriteAhead,
+    decide,
+)
 from paceline.cluster.groups import WorkerGroup
 from paceline.cluster.liveness import POLL_S, Liveness
 from paceline.cluster.messages import Ready, RolloutMode, RolloutOutcome, RolloutProgress, WorkerSpec
@@ -21,6 +34,7 @@ from paceline.errors import WorkerFailed
 from paceline.learn.token_sums import mean_metrics
 
 if TYPE_CHECKING:
+    from paceline.cluster.ahead import Coming
     from paceline.cluster.transport import Transport
     from paceline.config import Config
     from paceline.core import Completion, Request, Trajectory
@@ -54,6 +68,11 @@ class Cluster:
         """Generated in the present rollout."""
         self.completed_by: dict[int, int] = {}
         """Request -> the worker that completed it."""
+        writes = config.rollout.write_ahead and config.cluster.workers > 1
+        untrained = config.speculation.drafter == "new"
+        self.ahead = Ahead(config.rollout.prefill_tokens, untrained) if writes else None
+        """What workers have written ahead; None where they do not."""
+        self._requests: Sequence[Request] = ()  # of the present rollout, if what was written ahead of them is used
         self.decisions: list[tuple[float, Order]] = []
         """Orders of the present rollout, each with its reason, and when they were given."""
 
@@ -90,28 +109,40 @@ class Cluster:
         mode: RolloutMode,
         train: bool,
         group: int | None = None,
+        coming: Coming | None = None,
     ) -> Iterator[list[Completion]]:
         """Completions as they are finished, some at a time or none. `expected` is the expected length of each. With
         `train`, whoever has nothing to decode trains the drafter until the last one is in. A `group` is so many ids,
-        `rollout.samples` if not given."""
+        `rollout.samples` if not given. `coming` tells what comes after `requests`, for workers to write ahead; without
+        it, what was written ahead is not used."""
         self.group.admit()
         workers = self.config.cluster.workers
+        ahead = self.ahead if coming else None
+        expected = ahead.left(requests, expected) if ahead else expected
         state = RolloutState(workers, expected, group or self.config.rollout.samples)
         by_id = {request.id: request for request in requests}
+        self._requests = requests if ahead else ()
         tokens = [0] * workers
         self.decisions = []
         self.tokens = 0
         for worker in self.workers:
             state.take(Joined(worker, self.liveness.generation(worker)))
         self.calls.send(self.workers, "begin", step, mode, train)
+        first_idle: float | None = None
+        self._decide(state, by_id, train)
+        if ahead and coming:  # only now, so that nobody waits for it
+            chosen = ahead.choose(coming())
+            by_id |= {request.id: request for request in chosen}
+            state.coming = [request.id for request in chosen]
         while True:
-            for order in decide(state, train):
-                self._carry_out(order, by_id)
-                state.note(order)
+            if first_idle is None and any(s.status not in (Status.BUSY, Status.LOST) for s in state.workers):
+                first_idle = time.monotonic()
+            idle_s = 0.0 if first_idle is None else time.monotonic() - first_idle
+            self._decide(state, by_id, train, train_first=ahead is not None and idle_s < ahead.training_s)
             if state.over:
                 return
             done: list[Completion] = []
-            active = [w for w, s in enumerate(state.workers) if s.in_flight or s.training]
+            active = [w for w, s in enumerate(state.workers) if s.in_flight or s.training or s.writing]
             for report in self.liveness.listen(POLL_S, active):
                 if not isinstance(report, RolloutProgress):
                     state.take(report)
@@ -127,11 +158,20 @@ class Cluster:
                 raise self.liveness.all_lost()
             yield done
 
+    def _decide(
+        self, state: RolloutState, requests: dict[int, Request], train: bool, train_first: bool = False
+    ) -> None:
+        for order in decide(state, train, train_first):
+            self._carry_out(order, requests)
+            state.note(order)
+
     def _carry_out(self, order: Order, requests: dict[int, Request]) -> None:
         self.decisions.append((time.time(), order))
         worker = (order.worker,)
-        if isinstance(order, Assign):
-            self.calls.send(worker, "assign", [requests[i] for i in order.requests])
+        if isinstance(order, Assign | WriteAhead):
+            some = [requests[i] for i in order.requests]
+            name = "assign" if isinstance(order, Assign) else "write_ahead"
+            self.calls.send(worker, name, some, self.ahead.known(some) if self.ahead and self._requests else {})
         elif isinstance(order, Release):
             self.calls.send(worker, "release", order.count)
         else:
@@ -139,7 +179,11 @@ class Cluster:
 
     def end(self) -> dict[int, RolloutOutcome]:
         """What the rollout came to, worker by worker."""
-        return self.group.all("end")
+        outcomes: dict[int, RolloutOutcome] = self.group.all("end")
+        if self.ahead and self._requests:
+            step = next(iter(outcomes.values())).step
+            self.ahead.take(step, self._requests, list(outcomes.values()))
+        return outcomes
 
     def clear(self) -> None:
         """Give up the rollout that is going on."""

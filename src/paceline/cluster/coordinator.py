@@ -19,6 +19,7 @@ class Status(StrEnum):
     BUSY = "busy"
     IDLE = "idle"
     TRAINING = "training"
+    AHEAD = "ahead"
     LOST = "lost"
 
 
@@ -51,6 +52,11 @@ class Released(Report):
 
 
 @dataclass(frozen=True)
+class WroteAhead(Report):
+    """All that it was to write ahead is written."""
+
+
+@dataclass(frozen=True)
 class Lost(Report):
     """It died, or said nothing for too long."""
 
@@ -68,7 +74,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Assign(Order):
-    """Decode these; whoever trains stops."""
+    """Decode these; whoever trains or writes ahead stops."""
 
     requests: tuple[int, ...]
 
@@ -82,13 +88,20 @@ class Release(Order):
 
 
 @dataclass(frozen=True)
+class WriteAhead(Order):
+    """Begin these requests of the next step with the present policy."""
+
+    requests: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Train(Order):
     pass
 
 
 @dataclass(frozen=True)
 class Stop(Order):
-    """No more training."""
+    """No more training, and no more writing ahead."""
 
 
 @dataclass
@@ -100,6 +113,8 @@ class WorkerState:
     in_flight: set[int] = field(default_factory=set)
     waiting: int = 0  # of those in flight, how many have not begun, as it said last
     training: bool = False
+    writing: bool = False
+    ahead: tuple[int, ...] = ()  # requests of the next step that it has begun, or is to begin when it has nothing else
     asked: int | None = None  # the worker for which it was asked to release requests, until it answers
 
     @property
@@ -108,6 +123,8 @@ class WorkerState:
             return Status.LOST
         if self.in_flight:
             return Status.BUSY
+        if self.writing:
+            return Status.AHEAD
         return Status.TRAINING if self.training else Status.IDLE
 
 
@@ -123,6 +140,9 @@ class RolloutState:
         self.workers = [WorkerState() for _ in range(workers)]
         self.free = set(expected)  # in flight nowhere
         self.done: set[int] = set()
+        self.coming: list[int] = []
+        """Requests of the next step that nobody has begun, in the order in which they should be; a group lies
+        together."""
 
     def take(self, report: Report) -> bool:
         """Enter a report -> whether it was believed: one from a former generation is not."""
@@ -133,6 +153,7 @@ class RolloutState:
             if report.generation < state.generation or (report.generation == state.generation and not ends):
                 return False
             self.free |= state.in_flight
+            self.coming = [*state.ahead, *self.coming]
             self.workers[report.worker] = WorkerState(report.generation, alive=isinstance(report, Joined))
             return True
         if not state.alive or report.generation != state.generation:
@@ -149,6 +170,9 @@ class RolloutState:
             self.free |= set(report.requests)
             # Until it says otherwise there is nothing left to give: nobody is asked twice for nothing.
             state.waiting = 0
+        elif isinstance(report, WroteAhead):
+            state.ahead = ()
+            state.writing = False
         return True
 
     def note(self, order: Order) -> None:
@@ -158,28 +182,37 @@ class RolloutState:
             self.free -= set(order.requests)
             state.in_flight |= set(order.requests)
             state.training = False
+            state.writing = False
         elif isinstance(order, Release):
             state.asked = order.taker
         else:
             state.training = isinstance(order, Train)
+            state.writing = isinstance(order, WriteAhead)
+            if isinstance(order, WriteAhead):
+                state.ahead = order.requests
+                taken = set(order.requests)
+                self.coming = [request for request in self.coming if request not in taken]
 
     @property
     def over(self) -> bool:
-        """Every request is done and nobody trains any more."""
-        return len(self.done) == len(self.expected) and not any(state.training for state in self.workers)
+        """Every request is done and nobody trains or writes ahead any more."""
+        occupied = any(state.training or state.writing for state in self.workers)
+        return len(self.done) == len(self.expected) and not occupied
 
 
-def decide(rollout: RolloutState, train: bool = True) -> list[Order]:
-    """What to do now. `train` is whether there is a drafter to train and something to train it on."""
+def decide(rollout: RolloutState, train: bool = True, train_first: bool = False) -> list[Order]:
+    """What to do now. `train` is whether there is a drafter to train and something to train it on, `train_first`
+    whether that comes before writing ahead. Requests of this rollout come before both."""
     if len(rollout.done) == len(rollout.expected):
-        return [Stop(w, "the last answer is in") for w, state in _with(rollout, Status.TRAINING)]
+        return [Stop(w, "the last answer is in") for w, state in _with(rollout, Status.TRAINING, Status.AHEAD)]
     if rollout.free:
         return _deal(rollout)
     orders: list[Order] = []
     promised = {state.asked for state in rollout.workers}
     donors = [w for w, state in _with(rollout, Status.BUSY) if state.waiting and state.asked is None]
     donors.sort(key=lambda w: -rollout.workers[w].waiting)
-    for worker, state in _with(rollout, Status.IDLE, Status.TRAINING):
+    begun: set[int] = set()
+    for worker, state in _with(rollout, Status.IDLE, Status.TRAINING, Status.AHEAD):
         if worker in promised:
             continue
         if donors:
@@ -188,9 +221,29 @@ def decide(rollout: RolloutState, train: bool = True) -> list[Order]:
             orders.append(Release(donor, f"worker {worker} has run dry, {waiting} wait here", -(-waiting // 2), worker))
             if state.training:
                 orders.append(Stop(worker, f"there is something to take from worker {donor}"))
+        elif state.writing:
+            continue
+        elif train and train_first:
+            if not state.training:
+                orders.append(Train(worker, "nothing to decode, and training is due"))
+        elif ahead := state.ahead or _share_ahead(rollout, begun):
+            begun |= set(ahead)
+            orders.append(WriteAhead(worker, f"nothing to decode, {len(ahead)} of the next step to begin", ahead))
         elif train and not state.training:
             orders.append(Train(worker, "nothing to decode and nothing to take"))
     return orders
+
+
+def _share_ahead(rollout: RolloutState, begun: set[int]) -> tuple[int, ...]:
+    """Of the next step's requests that nobody has begun, the first ones: one part of as many as workers live, in whole
+    groups."""
+    groups: dict[int, list[int]] = {}
+    for request in rollout.coming:
+        if request not in begun:
+            groups.setdefault(request // rollout.group, []).append(request)
+    living = sum(state.alive for state in rollout.workers)
+    part = list(groups.values())[: -(-len(groups) // living)]
+    return tuple(request for group in part for request in group)
 
 
 def _deal(rollout: RolloutState) -> list[Order]:

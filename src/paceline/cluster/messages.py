@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -115,11 +116,15 @@ class RolloutMode:
     """Whether drafters may learn from the completions, if they are those of `adaptive`: not from an evaluation's."""
 
 
+ActivityKind = Literal["idle", "training", "ahead"]
+"""Without work; training the drafter; writing ahead."""
+
+
 @dataclass(frozen=True)
 class Activity:
     """A stretch of a rollout in which a worker did not decode; seconds by the wall clock."""
 
-    kind: Literal["idle", "training"]
+    kind: ActivityKind
     start: float
     end: float
 
@@ -145,6 +150,8 @@ class RolloutOutcome:
     """Seconds in strategies other than the best known one, out of `tuned_s`."""
     tuned_s: float
     """Seconds in rounds whose strategy the tuner chose."""
+    ahead: dict[int, array[int]] = field(default_factory=dict)
+    """What it has written of requests of the next step."""
 
-    def seconds(self, kind: Literal["idle", "training"]) -> float:
+    def seconds(self, kind: ActivityKind) -> float:
         return sum(activity.seconds for activity in self.activities if activity.kind == kind)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Literal
+from array import array
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from paceline.cluster.messages import Activity, RolloutOutcome
+from paceline.cluster.messages import Activity, ActivityKind, RolloutOutcome
 
 if TYPE_CHECKING:
     from paceline.rollout.engine import RolloutEngine
@@ -13,8 +15,6 @@ if TYPE_CHECKING:
     from paceline.spot.trainer import TrainingStats
 
 SHORT_S = 1e-3  # seconds: an activity that took less is not recorded
-
-Kind = Literal["idle", "training"]
 
 
 class RolloutLog:
@@ -27,7 +27,7 @@ class RolloutLog:
         self.alone = alone
         self.rounds: list[RoundRecord] = []
         self._activities: list[Activity] = []
-        self._kind: Kind | None = "idle"
+        self._kind: ActivityKind | None = "idle"
         self._since = time.time()
         self._clock_offset: float | None = None
         self._stats = engine.stats.snapshot()
@@ -41,8 +41,8 @@ class RolloutLog:
         self._clock_offset = offset if self._clock_offset is None else min(offset, self._clock_offset)
         self.rounds.append(round)
 
-    def begin(self, kind: Kind | None) -> None:
-        """From now on the worker is idle or trains; None while it decodes, which the rounds tell."""
+    def begin(self, kind: ActivityKind | None) -> None:
+        """From now on the worker is idle, trains or writes ahead; None while it decodes, which the rounds tell."""
         now = time.time()
         waits = self._kind == "idle" and self.alone
         if self._kind and now - self._since > SHORT_S and not waits:
@@ -55,7 +55,7 @@ class RolloutLog:
         """Generated so far."""
         return self.engine.stats.decoded_tokens - self._stats.decoded_tokens
 
-    def end(self, training: TrainingStats) -> RolloutOutcome:
+    def end(self, training: TrainingStats, ahead: Mapping[int, array[int]]) -> RolloutOutcome:
         self.begin(None)
         tuner = self.engine.tuner
         return RolloutOutcome(
@@ -68,4 +68,5 @@ class RolloutLog:
             training,
             tuner.explored_s - self._explored_s,
             tuner.total_s - self._tuned_s,
+            dict(ahead),
         )

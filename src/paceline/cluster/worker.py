@@ -3,6 +3,7 @@ nothing to decode. One class, over whichever transport: its public methods are t
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from paceline.cluster.coordinator import WroteAhead
 from paceline.cluster.membership import Membership
 from paceline.cluster.messages import Ready, RolloutMode, RolloutOutcome, WorkerSpec
 from paceline.cluster.reporter import Reporter
+from paceline.cluster.worker_ahead import WorkerAhead
 from paceline.cluster.worker_drafter import WorkerDrafter
 from paceline.cluster.worker_learning import WorkerLearning
 from paceline.cluster.worker_rollout import WorkerRollout
@@ -56,6 +59,7 @@ class Worker:
         if self.drafter.learning:
             self.learning.learner.on_hidden = self.drafter.learning.on_hidden
             self.learning.learner.wants_hidden = self.drafter.learning.wants_hidden
+        self.ahead = WorkerAhead()
         self.training = False
         """Whether it trains the drafter at present."""
         self._failed = False
@@ -70,16 +74,23 @@ class Worker:
     @property
     def busy(self) -> bool:
         """Whether there is something to do without a call."""
-        return not self._failed and (bool(self.rollout.unfinished) or self.training)
+        return not self._failed and (bool(self.rollout.unfinished) or self.training or self.ahead.active)
 
     @property
     def doing(self) -> str:
         """What `run_once` does next, in words."""
+        if self.ahead.active:
+            return "writing ahead"
         return "decoding" if self.rollout.unfinished else "training the drafter"
 
     def run_once(self) -> None:
         """Do a little of what there is to do: a round of decoding, or a step of training."""
-        if self.rollout.unfinished:
+        if self.ahead.active:
+            if not self.ahead.step():
+                self.stop()
+                self.reporter.tell(WroteAhead(self.spec.number, self.spec.generation))
+            self.reporter.still_alive()
+        elif self.rollout.unfinished:
             done = self.rollout.step()
             engine = self.rollout.engine
             self.drafter.after_round(done if self.rollout.learned_from else (), engine.unfinished, engine.waiting)
@@ -101,32 +112,45 @@ class Worker:
     def begin(self, step: int, mode: RolloutMode, train: bool = False) -> None:
         """A rollout begins. With `train`, a worker alone on its GPU trains the drafter in the tail."""
         self.training = False
+        self.ahead.forget()
         first = self.rollout.begin(step, mode)
         self.drafter.begin_rollout(first, self.rollout.learned_from, train)
 
-    def assign(self, requests: Sequence[Request]) -> None:
+    def assign(self, requests: Sequence[Request], written: Mapping[int, array[int]]) -> None:
         self.training = False
-        self.rollout.assign(requests)
+        self.ahead.stop()
+        self.rollout.assign(requests, written)
 
     def release(self, count: int) -> None:
         self.rollout.release(count)
 
     def train(self) -> None:
+        self.ahead.stop()
         self.training = self.drafter.learning is not None
         self.rollout.log.begin("training" if self.training else "idle")
 
-    def stop(self) -> None:
-        """No more training."""
+    def write_ahead(self, requests: Sequence[Request], written: Mapping[int, array[int]]) -> None:
+        """Begin these of the next step; `written` is what there is of some."""
         self.training = False
+        self.ahead.stop()
+        self.ahead.begin(self.rollout.engine, requests, written)
+        self.rollout.log.begin("ahead")
+
+    def stop(self) -> None:
+        """No more training, and no more writing ahead."""
+        self.training = False
+        self.ahead.stop()
         self.rollout.log.begin("idle")
 
     def end(self) -> RolloutOutcome:
         """The rollout is over."""
-        return self.rollout.end(self.drafter.end_rollout())
+        self.ahead.stop()
+        return self.rollout.end(self.drafter.end_rollout(), self.ahead.written)
 
     def clear(self) -> None:
         """Drop every request: the rollout will not be finished."""
         self.training = False
+        self.ahead.forget()
         self.drafter.clear()
         self.rollout.engine.clear()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.cluster.coordinator import Released
@@ -66,10 +67,11 @@ class WorkerRollout:
         self.log = self._new_log(step)
         return first
 
-    def assign(self, requests: Sequence[Request]) -> None:
+    def assign(self, requests: Sequence[Request], written: Mapping[int, array[int]]) -> None:
+        """`written` is what was written ahead of some."""
         if not self.engine.unfinished:
             self.log.begin(None)
-        self.engine.submit(requests)
+        self.engine.submit(requests, written)
 
     def release(self, count: int) -> None:
         """Give up to so many requests that have not begun."""
@@ -92,8 +94,9 @@ class WorkerRollout:
         if not self.engine.unfinished:
             self.log.begin("idle")
 
-    def end(self, training: TrainingStats) -> RolloutOutcome:
-        outcome = self.log.end(training)
+    def end(self, training: TrainingStats, ahead: Mapping[int, array[int]]) -> RolloutOutcome:
+        """`ahead` is what was written of the next step's requests."""
+        outcome = self.log.end(training, ahead)
         self.engine = self.adaptive
         self.learned_from = True
         return outcome

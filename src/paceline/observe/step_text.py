@@ -87,6 +87,8 @@ def describe_workers(m: dict[str, float]) -> str:
         words.append(f"{lost:.0f} lost")
     if m.get("cluster/training_s", 0.0) >= MIN_SHOWN_S:
         words.append(f"{m['cluster/training_s']:.1f} s of drafter training in idle time")
+    if m.get("cluster/ahead_s", 0.0) >= MIN_SHOWN_S:
+        words.append(f"{m['cluster/ahead_s']:.1f} s of writing ahead")
     return ", ".join(words)
 
 

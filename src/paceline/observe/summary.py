@@ -48,7 +48,10 @@ def _workers(rows: Rows) -> str:
     several = [row for row in rows if "cluster/workers" in row]
     if not several:
         return ""
-    total = {name: sum(row.get(name, 0.0) for row in several) for name in ("cluster/lost", "cluster/training_s")}
+    total = {
+        name: sum(row.get(name, 0.0) for row in several)
+        for name in ("cluster/lost", "cluster/training_s", "cluster/ahead_s")
+    }
     most = max(row["cluster/workers"] for row in several)
     return describe_workers(total | {"cluster/workers": most}).replace(" workers", "", 1)
 

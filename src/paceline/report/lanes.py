@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from paceline.observe.timeline import (
+    AHEAD,
     DECODE_PLAIN,
     DECODE_SPECULATIVE,
     EVALUATE,
@@ -32,6 +33,7 @@ SPAN_COLOURS = {
     DECODE_PLAIN: "#8b95a7",
     DECODE_SPECULATIVE: "#3b7dc4",
     IDLE: "#d9b38c",
+    AHEAD: "#7f6fc0",
     TRAIN: "#2f9e6e",
     MERGE: "#a3c585",
     REWARD: "#c08a1e",

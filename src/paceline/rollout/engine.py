@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -16,17 +16,16 @@ from paceline.draft.strategy import Strategy
 from paceline.draft.tuner import Tuner
 from paceline.errors import UserError
 from paceline.model.decoder import Decoder
+from paceline.rollout.admissions import Admissions
 from paceline.rollout.capture import rounds_to_capture, run_empty_round
 from paceline.rollout.graphs import GraphPool
-from paceline.rollout.in_flight import SampledTokens
 from paceline.rollout.outputs import OutputProcessor
 from paceline.rollout.pages import PagePool, affordable_pages, default_page_size, page_bytes, pages_for_batch
 from paceline.rollout.recorder import Recorder
-from paceline.rollout.rounds import Rounds, max_filters
+from paceline.rollout.rounds import Rounds
 from paceline.rollout.rows import Rows
-from paceline.rollout.runner import ModelRunner, PrefillResult
+from paceline.rollout.runner import ModelRunner
 from paceline.rollout.scheduler import Admission, Scheduler
-from paceline.rollout.sequence import Sequence
 from paceline.rollout.stats import EngineStats, RoundRecord
 from paceline.rollout.stops import Decode
 from paceline.rollout.timer import DraftTimer
@@ -86,6 +85,7 @@ class RolloutEngine:
         self.runner = ModelRunner(model, self.pool, rows, graphs, device_drafters)
         self.recorder = Recorder(DraftTimer(model.device))
         self.outputs = OutputProcessor(self.scheduler, self.drafters, self.max_length, decode)
+        self.admissions = Admissions(self.scheduler, self.runner, self.drafters, self.outputs, self.recorder)
         tuner = Tuner(self.strategies, s.max_batch, s.explore)
         self.rounds = Rounds(self.scheduler, self.runner, self.drafters, tuner, self.outputs, self.recorder, overlap)
         self._ids: set[int] = set()
@@ -139,11 +139,16 @@ class RolloutEngine:
 
     # Requests in
 
-    def submit(self, requests: Iterable[Request]) -> None:
+    def submit(self, requests: Iterable[Request], ahead: Mapping[int, Many[int]] | None = None) -> None:
+        """`ahead` has what was written ahead of some, by id: of that, what this policy would have written is kept. What
+        goes beyond `prefill_tokens` is not verified."""
         for request in requests:
             self._check(request)
             self._ids.add(request.id)
-            self.scheduler.submit(request)
+            written = ahead.get(request.id, ()) if ahead else ()
+            # The last token that there can be is sampled anyway; and a pass is no longer than is planned for.
+            length = min(self.max_length - 1, self.settings.prefill_tokens) - len(request.prompt)
+            self.scheduler.submit(request, written[: max(0, min(request.sampling.max_tokens - 1, length))])
 
     def _check(self, request: Request) -> None:
         if request.id in self._ids:
@@ -194,31 +199,8 @@ class RolloutEngine:
         return done
 
     def _admit(self, admission: Admission, started: float) -> list[Completion]:
-        first = len(self.scheduler.running) - len(admission.sequences)
-        prompt_tokens = sum(len(f.tokens) for f in admission.fills)  # before the sequences grow
-        sampled = self._prefill(admission, first)
-        done = self.outputs.append_first(first, sampled)
-        self.rounds.last_read = time.perf_counter()
-        self.recorder.prefill(started, self.rounds.last_read - started, len(admission.sequences), prompt_tokens)
+        done, self.rounds.last_read = self.admissions.run(admission, started)
         return done
-
-    def _prefill(self, admission: Admission, first: int) -> SampledTokens:
-        """Fill pages, hand each new sequence what its prompt has left, and sample its first token."""
-        own: dict[int, PrefillResult] = {}
-        if admission.fills:
-            for fill, filled in zip(admission.fills, self.runner.prefill(admission.fills), strict=True):
-                if isinstance(fill.owner, Sequence):
-                    own[id(fill.owner)] = filled
-                else:
-                    fill.owner.filled = filled
-        for page, (tokens, targets) in admission.copies.items():
-            self.pool.copy(page, targets, tokens)
-        pairs = enumerate(admission.sequences)
-        left = [admission.prefixes[i].filled if i in admission.prefixes else own[id(seq)] for i, seq in pairs]
-        self.scheduler.release_prefixes()
-        for drafter in self.drafters.values():
-            drafter.begin(admission.sequences)
-        return self.runner.sample_first(left, first, max_filters(admission.sequences))
 
     # Between rollouts
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.core import Completion
+from paceline.core import Completion, FinishReason
 from paceline.draft.base import BaseDrafter
 from paceline.rollout.in_flight import SampledTokens
 from paceline.rollout.rows import Rows
 from paceline.rollout.scheduler import Scheduler
 from paceline.rollout.sequence import Sequence
 from paceline.rollout.stops import Decode, continues, finish_reason
+
+if TYPE_CHECKING:
+    from paceline.rollout.verify_ahead import Accepted
 
 
 class OutputProcessor:
@@ -27,6 +32,20 @@ class OutputProcessor:
         self.decode = decode
         self.ended_rows: set[int] = set()
         """Rows of sequences that are complete, which a round in flight still computes."""
+
+    def append_accepted(self, row: int, accepted: Accepted) -> tuple[Completion | None, int]:
+        """The tokens that were written ahead of a sequence that has just been admitted and were accepted -> its
+        completion, if it ends with one of them, and how many were appended. It leaves the batch with `append_first`,
+        which drops the token that it samples."""
+        seq = self.scheduler.running[row]
+        reason, appended = self._extend(seq, *accepted)
+        self.scheduler.verified(row)
+        if reason is None:
+            return None, appended
+        self.ended_rows.add(row)
+        for drafter in self.drafters.values():
+            drafter.finish([seq])
+        return seq.complete(reason), appended
 
     def append_first(self, first: int, sampled: SampledTokens) -> list[Completion]:
         """The first token of each row from `first` on. Its context is what the prefill left in the KV cache."""
@@ -66,19 +85,15 @@ class OutputProcessor:
                 seq.logprobs += logprobs[:count]
                 appended += count
                 continue
-            for token, logprob in zip(tokens, logprobs, strict=False):
-                seq.tokens.append(token)
-                seq.logprobs.append(logprob)
-                appended += 1
-                reason = finish_reason(seq, self.max_length, self.decode)
-                if reason:  # tokens beyond the end are dropped with the row
-                    if in_flight:
-                        ending_rows.add(row)
-                    else:
-                        self.scheduler.remove(row)
-                    ended.append(seq)
-                    done.append(seq.complete(reason))
-                    break
+            reason, extended = self._extend(seq, tokens, logprobs)
+            appended += extended
+            if reason:  # tokens beyond the end are dropped with the row
+                if in_flight:
+                    ending_rows.add(row)
+                else:
+                    self.scheduler.remove(row)
+                ended.append(seq)
+                done.append(seq.complete(reason))
         self.ended_rows |= ending_rows
         if ended:
             for drafter in self.drafters.values():
@@ -86,6 +101,16 @@ class OutputProcessor:
             if self.scheduler.pool.k.device.type == "cpu":
                 self.scheduler.compact()
         return done[::-1], appended
+
+    def _extend(self, seq: Sequence, tokens: Many[int], logprobs: Many[float]) -> tuple[FinishReason | None, int]:
+        """Append tokens up to the one that ends the sequence, if one does -> why it ended, and how many there were."""
+        for count, (token, logprob) in enumerate(zip(tokens, logprobs, strict=False), 1):
+            seq.tokens.append(token)
+            seq.logprobs.append(logprob)
+            reason = finish_reason(seq, self.max_length, self.decode)
+            if reason:
+                return reason, count
+        return None, len(tokens)
 
     def remove_ended(self) -> None:
         """No round is in flight any more: let go of sequences that are complete."""

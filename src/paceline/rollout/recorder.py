@@ -19,12 +19,19 @@ class Recorder:
         self.on_round: Callable[[RoundRecord], None] | None = None
         self._started = time.perf_counter()
 
-    def prefill(self, started: float, seconds: float, sequences: int, prompt_tokens: int) -> None:
-        """Sequences were admitted: so many tokens were prefilled, and each sequence got its first token."""
+    def prefill(self, started: float, seconds: float, sequences: int, accepted: int, prompt_tokens: int) -> None:
+        """Sequences were admitted: so many tokens were prefilled, and each sequence got its next token, behind
+        `accepted` ones that were written ahead."""
         self.stats.prefill_s += seconds
         self.stats.prefill_tokens += prompt_tokens
-        self.stats.decoded_tokens += sequences
-        self._note(started, seconds, sequences, "prefill", sequences)
+        self.stats.decoded_tokens += sequences + accepted
+        self._note(started, seconds, sequences, "prefill", sequences + accepted)
+
+    def verified_ahead(self, written: int, accepted: int) -> None:
+        """Of the tokens that were written ahead of a sequence, so many were accepted."""
+        self.stats.ahead_tokens += written
+        self.stats.ahead_accepted += accepted
+        self.stats.ahead_flips += accepted < written
 
     def round(
         self, round: InFlightRound, ended: float, seconds: float, batch: int, tokens: int, accepted: list[int] | None

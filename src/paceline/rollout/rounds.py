@@ -17,13 +17,12 @@ from paceline.draft.decision import BatchContext, Choice, RoundOutcome
 from paceline.draft.stragglers import slowest
 from paceline.draft.strategy import Strategy
 from paceline.draft.tuner import Tuner
-from paceline.rollout.filters import Filters
 from paceline.rollout.in_flight import InFlightRound
 from paceline.rollout.outputs import OutputProcessor
 from paceline.rollout.recorder import Recorder
 from paceline.rollout.runner import ModelRunner, PassRows
 from paceline.rollout.scheduler import Scheduler
-from paceline.rollout.sequence import Sequence
+from paceline.rollout.sequence import max_filters
 
 RESERVED_ROUNDS = 4  # rounds for which pages are reserved, if there are enough, so that launching ahead need not wait
 
@@ -177,8 +176,3 @@ class Rounds:
     @property
     def _captured(self) -> int:
         return self.runner.graphs.captured if self.runner.graphs else 0
-
-
-def max_filters(sequences: list[Sequence]) -> Filters:
-    """What the passes of these sequences have to do beside the temperature."""
-    return max((s.filters for s in sequences), default=Filters.NONE)

@@ -101,6 +101,9 @@ class Rows:
     def put_pages(self, row: int, seq: Sequence) -> None:
         self.table[row, : len(seq.pages)] = seq.pages
 
+    def drop_pages(self, row: int) -> None:
+        self.table[row] = 0
+
     def drop(self, row: int, last: int) -> None:
         """Forget a row; the last one moves there."""
         for column in (self.ends, self.reached, self.accepted):

@@ -32,6 +32,7 @@ from paceline.rollout.pages import PagePool
 from paceline.rollout.rows import Rows, RowsView
 from paceline.rollout.sampling import NoiseAhead, draw
 from paceline.rollout.scheduler import Fill
+from paceline.rollout.verify_ahead import NOTHING, Accepted, verify_ahead
 
 
 class PassRows(NamedTuple):
@@ -47,10 +48,12 @@ class PassRows(NamedTuple):
 
 
 class PrefillResult(NamedTuple):
-    """What a prompt leaves: the hidden state of its last token, and what each drafter keeps of it."""
+    """What a prompt leaves: the hidden state of its last token, what each drafter keeps of it, and which of the tokens
+    that were written ahead of it were accepted: they count as a part of it."""
 
     hidden: Tensor
     kept: tuple[Any, ...]
+    accepted: Accepted = NOTHING
 
 
 class ModelRunner:
@@ -84,8 +87,8 @@ class ModelRunner:
 
     # Prompts
 
-    def prefill(self, fills: list[Fill]) -> list[PrefillResult]:
-        """Run whole sequences and leave their keys and values in their pages."""
+    def prefill(self, fills: list[Fill], filters: Filters = Filters.NONE) -> list[PrefillResult]:
+        """Run whole sequences and leave their keys and values in their pages; verify what was written ahead."""
         device = self.model.device
         size = self.pool.page_size
         lengths = [len(f.tokens) for f in fills]
@@ -94,10 +97,26 @@ class ModelRunner:
         positions = torch.cat([torch.arange(n) for n in lengths]).to(device)
         attention = PrefillAttention(self.pool, lengths, self.pool.slots(pages, positions % size))
         hidden, features = self.model(tokens, positions, attention, taps=self._taps)
+        accepted = [NOTHING] * len(fills)
+        if any(f.ahead for f in fills):
+            accepted = self._verify_ahead(fills, hidden, filters)
+            begun = [n - f.ahead + len(a.tokens) for n, f, a in zip(lengths, fills, accepted, strict=True)]
+            index = torch.cat([torch.arange(n) < m for n, m in zip(lengths, begun, strict=True)]).nonzero()[:, 0]
+            index = index.to(device)
+            lengths = begun
+            tokens = tokens[index]
+            positions = positions[index]
+            hidden = hidden[index]
+            features = None if features is None else features[index]
         last = torch.tensor(lengths, device=device).cumsum(0) - 1
         kept = [d.prefill(tokens, features, positions, lengths) for d in self.drafters]
         each = zip(*kept, strict=True) if kept else [()] * len(fills)
-        return [PrefillResult(*parts) for parts in zip(hidden[last], each, strict=True)]
+        return [PrefillResult(*parts) for parts in zip(hidden[last], each, accepted, strict=True)]
+
+    def _verify_ahead(self, fills: list[Fill], hidden: Tensor, filters: Filters) -> list[Accepted]:
+        last = max(f.row for f in fills) + 1
+        self.rows.upload(last)
+        return verify_ahead(self.model, fills, hidden, self.rows.view(0, last).sampling, filters)
 
     def sample_first(self, filled: list[PrefillResult], first: int, filters: Filters) -> SampledTokens:
         """Sample the first token of the rows from `first` on, given what their prompts left."""

@@ -9,6 +9,7 @@ tokens and goes on exactly as it would have, because a token depends on its posi
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,10 @@ class Fill:
     tokens: list[int]
     pages: list[int]
     owner: Prefix | Sequence
+    ahead: int = 0
+    """How many of the tokens, at the end, were written ahead and are yet to be verified."""
+    row: int = -1
+    """Of the owner, if it is a sequence."""
 
 
 @dataclass
@@ -61,16 +66,20 @@ class Scheduler:
         self._admissions = 0
         self._slots = list(range(max_batch, 0, -1))  # 0 is scratch, as it is with pages
 
-    def submit(self, request: Request) -> None:
-        self.waiting.append(Sequence.of(request))
-        self._fresh[request.prompt] += 1
+    def submit(self, request: Request, ahead: Many[int] = ()) -> None:
+        """`ahead` is what may follow its prompt."""
+        seq = Sequence.of(request, ahead)
+        self.waiting.append(seq)
+        if seq.only_prompt:
+            self._fresh[request.prompt] += 1
 
     def release(self, count: int) -> list[Request]:
         """Let go of up to `count` requests that have not begun, from the end of the queue."""
         gone = [seq for seq in reversed(self.waiting) if seq.fresh][:count]
         self.waiting = deque(seq for seq in self.waiting if seq not in gone)
         for seq in gone:
-            self._fresh[seq.request.prompt] -= 1
+            if seq.only_prompt:
+                self._fresh[seq.request.prompt] -= 1
         self.release_prefixes()
         return [seq.request for seq in gone]
 
@@ -80,8 +89,8 @@ class Scheduler:
         filled = 0
         while self.waiting and len(self.running) < self.max_batch:
             seq = self.waiting[0]
-            prefix = self._prefixes.get(seq.request.prompt) if seq.fresh else None
-            cost = 0 if prefix else len(seq.tokens)
+            prefix = self._prefixes.get(seq.request.prompt) if seq.only_prompt else None
+            cost = 0 if prefix else len(seq.tokens) + len(seq.ahead)
             if out.fills and filled + cost > self.prefill_tokens:
                 break
             if not self._give_pages(seq, prefix, out):
@@ -98,10 +107,10 @@ class Scheduler:
 
     def _give_pages(self, seq: Sequence, prefix: Prefix | None, out: Admission, share: bool = True) -> bool:
         """Give a sequence its pages, if there are enough; one page per running request is kept back to grow into."""
-        length = len(seq.tokens)
+        length = len(seq.tokens) + len(seq.ahead)
         full = length // self.pool.page_size
         spare = self.pool.free - len(self.running)
-        share = share and seq.fresh and (prefix is not None or self._fresh[seq.request.prompt] > 1)
+        share = share and seq.only_prompt and (prefix is not None or self._fresh[seq.request.prompt] > 1)
         own = self.pool.needed(length + 1) - (full if share else 0)
         first = share and prefix is None
         if own + (self.pool.needed(length) if first else 0) > spare:
@@ -119,12 +128,12 @@ class Scheduler:
                 targets.append(seq.pages[full])
         else:
             seq.pages = self.pool.take(own)
-            out.fills.append(Fill(seq.tokens, seq.pages, seq))
+            out.fills.append(Fill(seq.tokens + seq.ahead, seq.pages, seq, len(seq.ahead), len(self.running)))
         out.sequences.append(seq)
         return True
 
     def _enter(self, seq: Sequence) -> None:
-        if seq.fresh:
+        if seq.only_prompt:
             self._fresh[seq.request.prompt] -= 1
         self._admissions += 1
         seq.admitted = self._admissions
@@ -132,6 +141,17 @@ class Scheduler:
         self.running.append(seq)
         self.rows.put(len(self.running) - 1, seq)
         self.changes += 1
+
+    def verified(self, row: int) -> None:
+        """The tokens written ahead of a sequence that has just been admitted are verified, and it has those that were
+        accepted: give back the pages of the others, but for the next token's."""
+        seq = self.running[row]
+        seq.ahead = []
+        needed = self.pool.needed(len(seq.tokens) + 1)
+        self.pool.release(seq.pages[needed:])
+        seq.pages = seq.pages[:needed]
+        self.rows.drop_pages(row)
+        self.rows.put(row, seq)
 
     def release_prefixes(self) -> None:
         """After an admission has been carried out: release prompts that no waiting request shares any more."""

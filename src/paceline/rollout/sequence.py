@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -24,10 +25,12 @@ class Sequence:
     """Order of admission, -1 while it waits; the latest is preempted first when pages run out."""
     slot: int = -1
     """Row of the drafters' caches while it runs, else -1."""
+    ahead: list[int] = field(default_factory=list)
+    """What may follow its tokens: written under an earlier policy, and verified when it is admitted."""
 
     @classmethod
-    def of(cls, request: Request) -> Sequence:
-        return cls(request, list(request.prompt))
+    def of(cls, request: Request, ahead: Many[int] = ()) -> Sequence:
+        return cls(request, list(request.prompt), ahead=list(ahead))
 
     @property
     def generated(self) -> int:
@@ -35,8 +38,14 @@ class Sequence:
 
     @property
     def fresh(self) -> bool:
-        """No token generated yet, so the prompt's pages can be shared with the rest of its group."""
+        """No token generated yet."""
         return self.generated == 0
+
+    @property
+    def only_prompt(self) -> bool:
+        """Whether its prompt is all that has to be prefilled, so that its pages can be shared with the rest of its
+        group."""
+        return self.fresh and not self.ahead
 
     @cached_property
     def filters(self) -> Filters:
@@ -44,3 +53,8 @@ class Sequence:
 
     def complete(self, reason: FinishReason) -> Completion:
         return Completion(self.request, self.tokens[len(self.request.prompt) :], self.logprobs, reason)
+
+
+def max_filters(sequences: Many[Sequence]) -> Filters:
+    """What the passes of these sequences have to do beside the temperature."""
+    return max((s.filters for s in sequences), default=Filters.NONE)

@@ -36,6 +36,12 @@ class EngineStats:
     peak_batch: int = 0
     peak_pages: int = 0
     graph_bytes: int = 0
+    ahead_tokens: int = 0
+    """Tokens that had been written ahead and were verified."""
+    ahead_accepted: int = 0
+    """Those of them that were accepted."""
+    ahead_flips: int = 0
+    """Sequences of which not all were."""
     drafted_sequences: int = 0
     """Sequences that had a draft, summed over rounds."""
     drafted_tokens: int = 0
@@ -108,6 +114,10 @@ class EngineStats:
             metrics["rollout/spec_accept_rate"] = self.accepted.total() / self.draft_positions
             at = sorted(self.accepted.items())
             metrics |= {f"rollout/spec_accept_at/{position}": n / sequences for position, n in at if n}
+        if self.ahead_tokens:
+            metrics["ahead/verified_tokens"] = float(self.ahead_tokens)
+            metrics["ahead/accepted_share"] = self.ahead_accepted / self.ahead_tokens
+            metrics["ahead/tokens_per_flip"] = self.ahead_accepted / max(1, self.ahead_flips)
         parts = {name: getattr(self, f"{name}_s") for name in PARTS}
         whole = sum(parts.values())
         metrics |= {f"rollout/share/{name}": seconds / whole for name, seconds in parts.items() if whole}

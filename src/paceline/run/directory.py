@@ -36,7 +36,7 @@ from typing import Any
 import yaml
 from safetensors import SafetensorError
 
-from paceline.cluster.coordinator import Assign, Order
+from paceline.cluster.coordinator import Assign, Order, WriteAhead
 from paceline.config import Config, build_config, read_settings
 from paceline.errors import RunError, UserError
 from paceline.files import reading
@@ -229,7 +229,7 @@ class Run:
         """Orders to workers in a rollout, when and why."""
         for at, order in decisions:
             what = {"step": step, "at": round(at, 3), "worker": order.worker, "order": type(order).__name__.lower()}
-            count = {"requests": len(order.requests)} if isinstance(order, Assign) else {}
+            count = {"requests": len(order.requests)} if isinstance(order, Assign | WriteAhead) else {}
             append_line(self.folder / "decisions.jsonl", what | count | {"reason": order.reason})
 
     def write_error(self, where: str, trace: str) -> Path:

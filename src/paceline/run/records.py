@@ -72,8 +72,8 @@ class StepRecorder:
             self.run.write_decisions(self.step, self.cluster.decisions)
 
     def describe_workers(self) -> dict[str, float]:
-        """Metrics of the step's workers, if there are several: how many take part, how many were lost, seconds idle and
-        in drafter training."""
+        """Metrics of the step's workers, if there are several: how many take part, how many were lost, seconds idle,
+        in drafter training and writing ahead."""
         if self.config.cluster.workers == 1:
             return {}
         return {
@@ -81,6 +81,8 @@ class StepRecorder:
             "cluster/lost": float(len(self.cluster.lost) - self._lost_before),
             "cluster/idle_s": sum(outcome.seconds("idle") for outcome in self.outcomes),
             "cluster/training_s": sum(outcome.seconds("training") for outcome in self.outcomes),
+            "cluster/ahead_s": sum(outcome.seconds("ahead") for outcome in self.outcomes),
+            "ahead/written_tokens": float(sum(len(t) for o in self.outcomes for t in o.ahead.values())),
         }
 
     def on_groups(self, groups: list[Group]) -> None:

@@ -37,10 +37,24 @@ class PromptStream:
         self.sampling = sampling
         self.samples = config.rollout.samples
         self.seed = config.seed
+        self._peeked: dict[int, Group] = {}
         self.limit = PromptLimit(config.task, max_length - 1, tokenizer, task, say)
 
+    def peek(self, index: int) -> list[Request]:
+        """The requests of an index before its turn; none where `group` will say what is wrong with its prompt."""
+        if index not in self._peeked:
+            try:
+                self._peeked[index] = self._make_group(index)
+            except UserError:
+                return []
+        return self.requests(index, self._peeked[index])
+
     def group(self, index: int) -> Group:
-        """The one at an index. Where its prompt is too long, it is cut, or the next one that is not takes its place;
+        """The one at an index."""
+        return self._peeked.pop(index, None) or self._make_group(index)
+
+    def _make_group(self, index: int) -> Group:
+        """Where its prompt is too long, it is cut, or the next one that is not takes its place;
         those of data sets were left out before."""
         for skipped in range(MAX_SKIPPED):
             sample = self.task.sample(index + skipped)

@@ -12,6 +12,7 @@ import sys
 WHAT = {
     "assign": ("paceline.cluster.worker", "Worker", "assign"),
     "round": ("paceline.rollout.engine", "RolloutEngine", "step"),
+    "ahead": ("paceline.cluster.worker_ahead", "WorkerAhead", "step"),
     "training": ("paceline.spot.learning", "DrafterLearning", "step"),
     "spend": ("paceline.spot.learning", "DrafterLearning", "train_for"),
     "gradients": ("paceline.learn.learner", "Learner", "gradients"),
