@@ -22,7 +22,7 @@ from paceline.spot.trainer import TrainingStats
 from .runs import SMALL, make, policy, run, same_policy
 from .test_kills import Killer, check, kill
 
-TAIL = ["rollout.max_tokens=160", "rollout.prompts=3", "learn.lr=1e-3", "spot.when=off"]
+TAIL = ["rollout.write_ahead=true", "rollout.max_tokens=160", "rollout.prompts=3", "learn.lr=1e-3", "spot.when=off"]
 """Long completions, few of them, and large updates: idle time, and flips."""
 EVERYTHING = [
     [],

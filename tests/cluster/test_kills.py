@@ -26,7 +26,6 @@ from .runs import SMALL, Recorded, make, policy, run, same_policy
 PHASES = ("rollout", "training", "update")
 WORDS = [
     "cluster.workers=3", "cluster.restarts=1000", "speculation.strategies=[neural:5, suffix:6]", "steps=1000",
-    "rollout.write_ahead=false",
 ]  # fmt: skip
 """Idle workers train. That they are killed while they write ahead is for `test_ahead.py`."""
 

@@ -16,7 +16,6 @@ def test_the_drafter_is_trained_in_idle_windows_only(tmp_path):
         "cluster.workers=2",
         "spot.when=tail",
         "spot.max_interval=1",
-        "rollout.write_ahead=false",
         "rollout.max_tokens=160",
         "model.dtype=float32",
     ]

@@ -136,9 +136,10 @@ class RolloutConfig(Section):
     to what everything else leaves (`paceline plan` shows it)."""
     prefill_tokens: int = Field(8192, ge=1, le=TOKENS)
     """Most prompt tokens of one prefill pass; a longer prompt runs alone."""
-    write_ahead: bool = True
+    write_ahead: bool = False
     """With several workers: those that have run dry begin the next step's requests with the present policy. The next
-    policy verifies what they wrote and keeps what it would have written itself, so no token changes."""
+    policy verifies what they wrote and keeps what it would have written itself, so no token changes. Off because it was
+    measured to pay on some runs and not on others (docs/workers.md)."""
     cuda_graphs: bool = True
     """Replay captured graphs for decoding on CUDA."""
 
