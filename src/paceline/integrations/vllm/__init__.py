@@ -1,0 +1,1 @@
+"""Paceline inside vLLM, by vLLM's own hooks: docs/vllm.md."""

@@ -1,0 +1,96 @@
+"""The program of a side-car: follow a policy, and train its drafter while the engine leaves time for it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.errors import Sentence
+from paceline.integrations.vllm.features import read_update
+from paceline.integrations.vllm.messages import Alive, Answers, Following, GaveUp, NowDoing, Offered, PolicyAt, Problem
+from paceline.integrations.vllm.online import NewVersion
+from paceline.integrations.vllm.plan import plan_memory
+from paceline.integrations.vllm.training import TrainingLoop
+from paceline.process.program import Parent, join_parent
+from paceline.setup.device import choose_device
+
+ALIVE_EVERY_S = 5.0
+PAUSE_S = 0.02  # while there is nothing to do
+
+
+class SideCarProgram:
+    def __init__(self, parent: Parent):
+        self.parent = parent
+        plan, when = parent.receive()
+        self.loop = TrainingLoop(plan.make(), when)
+        device = choose_device(plan.device)
+        memory = plan_memory(plan, device, self.loop.online.learning.config)
+        parent.send(Following(memory.describe(str(device))))
+        self._told_alive = time.monotonic()
+
+    def run(self) -> None:
+        while True:
+            while (message := self.parent.receive(block=False)) is not None:
+                self._hear(message)
+            worked = self.loop.may_train and self._turn()
+            if not worked:
+                time.sleep(PAUSE_S)
+            if time.monotonic() - self._told_alive >= ALIVE_EVERY_S:
+                self.parent.send(Alive())
+                self._told_alive = time.monotonic()
+
+    def _turn(self) -> bool:
+        try:
+            worked, new = self.loop.turn()
+        except Sentence as err:
+            self.parent.send(Problem(str(err)))
+            return False
+        self._send(new)
+        return worked
+
+    def _hear(self, message: Any) -> None:
+        online = self.loop.online
+        match message:
+            case Answers(of=of):
+                for prompt, tokens in of:
+                    online.finished(prompt, tokens)
+            case NowDoing(activity=activity):
+                self.loop.activity = activity
+            case PolicyAt(folder=folder, temporary=temporary):
+                self._update(Path(folder), temporary)
+            case Offered(folder=folder):
+                try:
+                    self._send(online.offer(Path(folder)))
+                except Sentence as err:
+                    self.parent.send(Problem(str(err), of_offer=True))
+
+    def _update(self, folder: Path, temporary: bool) -> None:
+        try:
+            self._send(self.loop.online.policy_updated(read_update(folder)))
+        except Sentence as err:
+            self.parent.send(Problem(f"the policy of the drafter's training could not be updated: {err}"))
+        finally:
+            if temporary:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _send(self, new: NewVersion | None) -> None:
+        if new is not None:
+            self.parent.send(new)
+
+
+def main() -> None:
+    parent = join_parent()
+    try:
+        SideCarProgram(parent).run()
+    except Sentence as err:
+        parent.send(GaveUp(str(err)))
+    except torch.OutOfMemoryError as err:
+        parent.send(GaveUp(f"out of memory ({err})"))
+
+
+if __name__ == "__main__":
+    main()
