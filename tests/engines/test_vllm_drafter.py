@@ -21,7 +21,7 @@ from .test_vllm import EOS, HERE, PYTHON, ours, policy, prompts, vllm  # noqa: F
 
 pytestmark = pytest.mark.vllm
 
-DEPTH, LONGEST, PROMPTS = 5, 400, 32
+DEPTH, LONGEST, PROMPTS, MORE = 5, 300, 24, 24
 DEADLINE_S = 1800
 
 
@@ -61,7 +61,7 @@ def seen(policy, prompts, some, drafters, tmp_path_factory) -> dict:  # noqa: F8
     job = {
         "policy": str(policy),
         "prompts": some,
-        "more": prompts[PROMPTS:],
+        "more": prompts[PROMPTS:][:MORE],
         "max_tokens": LONGEST,
         "eos": EOS,
         "depth": DEPTH,

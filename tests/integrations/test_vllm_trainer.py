@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -31,8 +32,8 @@ from paceline.integrations.vllm.same_shape import difference
 from paceline.integrations.vllm.side_car import SideCarTraining
 from paceline.model import Decoder, load_model, save_model
 
+from ..conftest import tiny_model
 from ..processes import gone, runs
-from ..spot import test_alignment as rule
 
 DEADLINE_S = 60.0
 SPOT = {"merge_share": 1.0, "buffer_mb": 8, "step_ms": 20}
@@ -40,8 +41,9 @@ SPOT = {"merge_share": 1.0, "buffer_mb": 8, "step_ms": 20}
 
 @pytest.fixture(scope="module")
 def policy() -> Decoder:
-    """One whose next token is known, so that a drafter learns it within seconds."""
-    return rule.taught(hidden_size=64, num_attention_heads=2, num_key_value_heads=2, head_dim=32)
+    """A random one, with few tokens, so that a drafter soon knows the common ones."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 16}
+    return tiny_model(dtype=torch.float32, **sizes)
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +54,10 @@ def saved(policy, tmp_path_factory) -> Path:
 
 
 def answers(count: int, seed: int = 0) -> list[tuple[list[int], list[int]]]:
-    """Prompts and what the policy says to them."""
-    done = [rule.follow(prompt) for prompt in rule.make_prompts(count, seed)]
-    return [(tokens[: rule.PROMPT], tokens[rule.PROMPT :]) for tokens in done]
+    """Prompts and answers: any tokens do, since what is learned is what the policy would say behind each of them."""
+    rng = random.Random(seed)
+    done = [[rng.randrange(16) for _ in range(24)] for _ in range(count)]
+    return [(tokens[:4], tokens[4:]) for tokens in done]
 
 
 def online(policy: Decoder, folder: Path, drafter: EagleModel | None = None) -> OnlineDrafter:
@@ -126,14 +129,12 @@ def test_versions_come_out_and_are_recorded(policy, tmp_path):
     trained = online(policy, tmp_path)
     feed(trained)
     published = []
-    for _ in range(40):
+    for _ in range(5):
         for _ in range(20):
             assert trained.step()
         published.append(trained.publish())
-        if trained.place.rows() and trained.place.rows()[-1]["expected_accept_after"] > 3:
-            break
     rows = json.loads((tmp_path / RECORD).read_text())["versions"]
-    assert rows[-1]["expected_accept_after"] > 3 > 2 > rows[0]["expected_accept_before"]
+    assert rows[-1]["expected_accept_after"] > 1.2 * rows[0]["expected_accept_before"]
     assert all(row["published"] == (row["expected_accept_after"] >= row["expected_accept_before"]) for row in rows)
     newest = [new for new in published if new][-1]
     on_disk = load_drafter(Path(newest.folder), policy)
@@ -142,10 +143,14 @@ def test_versions_come_out_and_are_recorded(policy, tmp_path):
 
 
 def test_a_worse_drafter_is_refused_and_a_better_one_taken(policy, tmp_path):
-    good = rule.trained(policy, 0)
+    first = online(policy, tmp_path / "first")
+    feed(first)
+    for _ in range(60):
+        first.step()
+    assert first.publish() is not None
+    good = first.drafter
     save_drafter(good, tmp_path / "good")
-    bad = EagleModel(policy, good.shape).init_weights(5)
-    save_drafter(bad, tmp_path / "bad")
+    save_drafter(EagleModel(policy, good.shape).init_weights(5), tmp_path / "bad")
     start = EagleModel(policy, good.shape).init_weights(6)
     trained = online(policy, tmp_path / "v", start)
     with pytest.raises(UserError, match="no held-out answer was read"):

@@ -15,7 +15,7 @@ from paceline.integrations.vllm.drafter_folder import DrafterFolder
 from paceline.integrations.vllm.features import FollowedPolicy, load_policy
 from paceline.integrations.vllm.internals import EXTENSION, METHOD
 
-DEPTH = 5
+DRAFT_DEPTH = 5
 
 
 def speculation(
@@ -23,7 +23,7 @@ def speculation(
     folder: str | Path,
     *,
     drafter: str | Path = "new",
-    depth: int = DEPTH,
+    depth: int = DRAFT_DEPTH,
     window: int = NEW_WINDOW,
     vocab: int | None = None,
     dtype: str = "auto",

@@ -26,7 +26,7 @@ from paceline.integrations.export_formats import ExportedDrafter, make_files
 RECORD = "versions.json"
 NAME = re.compile(r"version-(\d{5})")
 KEPT_VERSIONS = 3
-MAX_ROWS = 1000  # of the record; the oldest leave
+MAX_RECORDED = 1000  # of the record; the oldest leave
 
 
 class DrafterFolder:
@@ -68,7 +68,7 @@ class DrafterFolder:
         rows = self.rows()
         rows.append({"time": round(time.time(), 3)} | row)
         try:
-            write_aside(self.folder / RECORD, json.dumps({"versions": rows[-MAX_ROWS:]}, indent=1) + "\n")
+            write_aside(self.folder / RECORD, json.dumps({"versions": rows[-MAX_RECORDED:]}, indent=1) + "\n")
         except OSError as err:
             raise RunError(f"{self.folder / RECORD} could not be written: {err}") from err
 

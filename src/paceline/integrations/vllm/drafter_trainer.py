@@ -26,8 +26,8 @@ from paceline.files.reading import check
 from paceline.integrations.vllm.drafter_folder import NAME, DrafterFolder
 from paceline.integrations.vllm.internals import engine_of, facts_of
 from paceline.integrations.vllm.local_training import LocalTraining
-from paceline.integrations.vllm.messages import Activity
-from paceline.integrations.vllm.plan import FollowPlan, When
+from paceline.integrations.vllm.messages import Activity, When
+from paceline.integrations.vllm.plan import FollowPlan
 from paceline.integrations.vllm.side_car import SideCarTraining, side_car_threads
 from paceline.integrations.vllm.swap import LOADED_FROM, Swap, refuse_other_shape
 from paceline.integrations.vllm.training import Training
@@ -35,7 +35,7 @@ from paceline.model.checkpoint import find_model
 from paceline.spot.overlap import TAIL_DIVISOR
 
 Where = Literal["here", "thread", "process"]
-SHARE = 0.1  # of the time that the engine is busy, which training may take besides
+BUSY_SHARE = 0.1  # of the time that the engine is busy, which training may take besides
 DEADLINE_S = 300.0
 LOG = "side-car.log"
 
@@ -53,7 +53,7 @@ class DrafterTrainer:
         policy: str | Path | None = None,
         where: Where = "here",
         when: When = "idle",
-        share: float = SHARE,
+        share: float = BUSY_SHARE,
         device: str = "auto",
         settings: Mapping[str, Any] | None = None,
         seed: int = 0,

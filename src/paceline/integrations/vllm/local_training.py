@@ -7,19 +7,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from paceline.errors import Sentence
 from paceline.integrations.vllm.features import read_update
-from paceline.integrations.vllm.messages import Activity
-from paceline.integrations.vllm.online import NewVersion
-from paceline.integrations.vllm.plan import FollowPlan, When, plan_memory
+from paceline.integrations.vllm.messages import GOES_ON, Activity, NewVersion, When
 from paceline.integrations.vllm.training import ANSWERS, TrainingLoop
-from paceline.setup.device import choose_device
 
-GOES_ON = "generation goes on with the drafter that the engine has"
+if TYPE_CHECKING:
+    from paceline.integrations.vllm.plan import FollowPlan
+
 PAUSE_S = 0.05  # while there is nothing to do
 STOP_S = 60.0  # in which a thread ends its step
 
@@ -35,8 +35,7 @@ class LocalTraining:
         self._lock = threading.Lock()  # of everything that trains
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        device = choose_device(plan.device)
-        report(plan_memory(plan, device, self.loop.online.learning.config).describe(str(device)))
+        report(plan.describe_memory())
         if share is not None:
             self._thread = threading.Thread(target=self._run, daemon=True, name="paceline-drafter")
             self._thread.start()

@@ -5,8 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+GOES_ON = "generation goes on with the drafter that the engine has"
+"""The end of every sentence about what went wrong."""
+
 Activity = Literal["idle", "tail", "busy"]
 """Of the engine: nothing to do, few of its requests left, or many."""
+
+
+When = Literal["idle", "tail", "always"]
+"""Trains while the engine has nothing to do, also while few of its requests are left, or whatever it does."""
+
+
+@dataclass(frozen=True)
+class NewVersion:
+    """A drafter that the engine should have."""
+
+    version: int
+    folder: str
 
 
 @dataclass(frozen=True)
@@ -38,8 +53,8 @@ class Offered:
 
 
 @dataclass(frozen=True)
-class Alive:
-    """Sent now and then, between two things to do."""
+class Beat:
+    """Sent now and then, between two things to do: it is alive."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +66,7 @@ class Following:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Trouble:
     """Something went wrong, or was refused; training goes on."""
 
     sentence: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -15,19 +15,13 @@ from paceline.draft.eagle.model import EagleModel
 from paceline.errors import UserError
 from paceline.integrations.vllm.drafter_folder import DrafterFolder
 from paceline.integrations.vllm.features import FollowedPolicy
+from paceline.integrations.vllm.messages import NewVersion
 from paceline.spot.evaluation import Evaluation
 from paceline.spot.learning import MIN_EVAL_TOKENS, DrafterLearning
 from paceline.spot.trainer import TrainingStats
 from paceline.spot.versions import Versions
 
 ROUND_ANSWERS = 512  # after which the answers before count as those of an earlier round, of which the longest stay
-
-
-class NewVersion(NamedTuple):
-    """A drafter that the engine should have."""
-
-    version: int
-    folder: str
 
 
 class OnlineDrafter:

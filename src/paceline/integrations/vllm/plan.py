@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,7 +13,6 @@ from paceline.draft.eagle.files import load_drafter
 from paceline.errors import RunError
 from paceline.files.reading import inside, read_object
 from paceline.integrations.vllm.features import load_policy
-from paceline.integrations.vllm.online import OnlineDrafter
 from paceline.model.checkpoint import find_model
 from paceline.model.decoder import as_dtype
 from paceline.model.weights import inventory
@@ -21,11 +20,11 @@ from paceline.setup.device import choose_device
 from paceline.spot.learning import READ_TOKENS_GPU
 from paceline.spot.memory import drafter_training_bytes
 
+if TYPE_CHECKING:
+    from paceline.integrations.vllm.online import OnlineDrafter
+
 GB = 1e9
 LAYER_WIDTHS = 8  # hidden widths of activations of a layer beside its MLP, that are there at once while it is read
-
-When = Literal["idle", "tail", "always"]
-"""Trains while the engine has nothing to do, also while few of its requests are left, or whatever it does."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +50,22 @@ class FollowPlan:
 
     def make(self) -> OnlineDrafter:
         """Load the policy and its drafter; a RunError if they do not fit."""
+        from paceline.integrations.vllm.online import OnlineDrafter  # whoever has a side-car needs none of it
+
         if self.threads:
             torch.set_num_threads(self.threads)
         device = choose_device(self.device)
         config = SpotConfig.model_validate(self.spot)
-        memory = plan_memory(self, device, config)
-        memory.check(device)
+        plan_memory(self, device, config).check(device)
         policy = load_policy(self.policy, self.dtype, device)
         drafter = load_drafter(self.drafter, policy.decoder)
         return OnlineDrafter(
             policy, drafter, self.folder, config, self.seed, self.warm, self.version, self.started_with
         )
+
+    def describe_memory(self) -> str:
+        device = choose_device(self.device)
+        return plan_memory(self, device, SpotConfig.model_validate(self.spot)).describe(str(device))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -17,22 +17,25 @@ from torch import Tensor
 
 from paceline.draft.eagle.files import WEIGHTS
 from paceline.errors import RunError, UserError
-from paceline.integrations.vllm.local_training import GOES_ON
 from paceline.integrations.vllm.messages import (
+    GOES_ON,
     Activity,
-    Alive,
     Answers,
+    Beat,
     Following,
     GaveUp,
+    NewVersion,
     NowDoing,
     Offered,
     PolicyAt,
-    Problem,
+    Trouble,
+    When,
 )
-from paceline.integrations.vllm.online import NewVersion
-from paceline.integrations.vllm.plan import FollowPlan, When
 from paceline.integrations.vllm.training import ANSWERS
 from paceline.process.child import Child, Ended, Mailbox, Said
+
+if TYPE_CHECKING:
+    from paceline.integrations.vllm.plan import FollowPlan
 
 PROGRAM = "paceline.integrations.vllm.side_car_program"
 START_DEADLINE_S = 1800.0
@@ -50,7 +53,7 @@ class SideCarTraining:
         self._folder = plan.folder
         self._mailbox = Mailbox()
         self._new: NewVersion | None = None
-        self._answer: NewVersion | Problem | None = None  # to an offer
+        self._answer: NewVersion | Trouble | None = None  # to an offer
         self._following = False
         self.ended: str | None = None
         """Why there is no training any more."""
@@ -86,7 +89,7 @@ class SideCarTraining:
         end = time.monotonic() + self._deadline_s
         while self._answer is None and self.child is not None and time.monotonic() < end:
             self._take(TAKE_S)
-        if isinstance(self._answer, Problem):
+        if isinstance(self._answer, Trouble):
             raise UserError(self._answer.sentence)
         if self._answer is None:
             raise UserError(f"the drafter at {folder} was not examined: {self.ended or 'the side-car did not answer'}")
@@ -134,7 +137,7 @@ class SideCarTraining:
 
     def _hear(self, message: Any) -> None:
         match message:
-            case Alive():
+            case Beat():
                 pass
             case NewVersion():
                 self._new = message
@@ -142,7 +145,7 @@ class SideCarTraining:
             case Following(memory=memory):
                 self._following = True
                 self._report(memory)
-            case Problem(sentence=sentence, of_offer=of_offer):
+            case Trouble(sentence=sentence, of_offer=of_offer):
                 if of_offer:
                     self._answer = message
                 else:

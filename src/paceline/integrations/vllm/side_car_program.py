@@ -11,15 +11,22 @@ import torch
 
 from paceline.errors import Sentence
 from paceline.integrations.vllm.features import read_update
-from paceline.integrations.vllm.messages import Alive, Answers, Following, GaveUp, NowDoing, Offered, PolicyAt, Problem
-from paceline.integrations.vllm.online import NewVersion
-from paceline.integrations.vllm.plan import plan_memory
+from paceline.integrations.vllm.messages import (
+    Answers,
+    Beat,
+    Following,
+    GaveUp,
+    NewVersion,
+    NowDoing,
+    Offered,
+    PolicyAt,
+    Trouble,
+)
 from paceline.integrations.vllm.training import TrainingLoop
 from paceline.process.program import Parent, join_parent
-from paceline.setup.device import choose_device
 
-ALIVE_EVERY_S = 5.0
-PAUSE_S = 0.02  # while there is nothing to do
+BEAT_S = 5.0
+PAUSE_S = 0.05  # while there is nothing to do
 
 
 class SideCarProgram:
@@ -27,10 +34,8 @@ class SideCarProgram:
         self.parent = parent
         plan, when = parent.receive()
         self.loop = TrainingLoop(plan.make(), when)
-        device = choose_device(plan.device)
-        memory = plan_memory(plan, device, self.loop.online.learning.config)
-        parent.send(Following(memory.describe(str(device))))
-        self._told_alive = time.monotonic()
+        parent.send(Following(plan.describe_memory()))
+        self._last_beat = time.monotonic()
 
     def run(self) -> None:
         while True:
@@ -39,15 +44,15 @@ class SideCarProgram:
             worked = self.loop.may_train and self._turn()
             if not worked:
                 time.sleep(PAUSE_S)
-            if time.monotonic() - self._told_alive >= ALIVE_EVERY_S:
-                self.parent.send(Alive())
-                self._told_alive = time.monotonic()
+            if time.monotonic() - self._last_beat >= BEAT_S:
+                self.parent.send(Beat())
+                self._last_beat = time.monotonic()
 
     def _turn(self) -> bool:
         try:
             worked, new = self.loop.turn()
         except Sentence as err:
-            self.parent.send(Problem(str(err)))
+            self.parent.send(Trouble(str(err)))
             return False
         self._send(new)
         return worked
@@ -66,13 +71,13 @@ class SideCarProgram:
                 try:
                     self._send(online.offer(Path(folder)))
                 except Sentence as err:
-                    self.parent.send(Problem(str(err), of_offer=True))
+                    self.parent.send(Trouble(str(err), of_offer=True))
 
     def _update(self, folder: Path, temporary: bool) -> None:
         try:
             self._send(self.loop.online.policy_updated(read_update(folder)))
         except Sentence as err:
-            self.parent.send(Problem(f"the policy of the drafter's training could not be updated: {err}"))
+            self.parent.send(Trouble(f"the policy of the drafter's training could not be updated: {err}"))
         finally:
             if temporary:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -6,13 +6,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from paceline.integrations.vllm.messages import Activity
-from paceline.integrations.vllm.online import NewVersion, OnlineDrafter
-from paceline.integrations.vllm.plan import When
+from paceline.integrations.vllm.messages import Activity, NewVersion, When
+
+if TYPE_CHECKING:
+    from paceline.integrations.vllm.online import OnlineDrafter
 
 PUBLISH_EVERY_S = 1.0
 """Seconds between looks whether it is time for a version."""
