@@ -11,9 +11,11 @@ from paceline.draft.eagle.files import load_drafter
 from paceline.draft.eagle.model import NEW_WINDOW, DrafterShape, EagleModel, new_drafter
 from paceline.draft.eagle.vocabulary import choose_tokens
 from paceline.errors import UserError
+from paceline.files.reading import inside, read_object
 from paceline.integrations.vllm.drafter_folder import DrafterFolder
 from paceline.integrations.vllm.features import FollowedPolicy, load_policy
 from paceline.integrations.vllm.internals import EXTENSION, METHOD
+from paceline.model.checkpoint import find_model
 
 DRAFT_DEPTH = 5
 
@@ -33,13 +35,15 @@ def speculation(
 
     The newest version in `folder` is taken. If there is none, one is made: from the EAGLE-3 checkpoint `drafter` (of
     Paceline, SpecForge or the speculators library), or an untrained one, which looks back on `window` tokens and can
-    propose `vocab` tokens (by default all of a small vocabulary). `dtype` is that of the weights in it."""
+    propose `vocab` tokens (by default all of a small vocabulary). `dtype` is that of the weights in it, by default the
+    model's. For that the model is read once, on the host."""
     if depth < 1:
         raise UserError(f"depth={depth} is not a number of draft tokens: it must be 1 or more")
     place = DrafterFolder(Path(folder))
     newest = place.newest()
     if newest is None:
-        policy = load_policy(str(model), dtype, torch.device("cpu"))
+        kind = _stored_dtype(str(model)) if dtype == "auto" else dtype
+        policy = load_policy(str(model), kind, torch.device("cpu"))
         made = (
             load_drafter(Path(drafter), policy.decoder) if drafter != "new" else _untrained(policy, window, vocab, seed)
         )
@@ -49,6 +53,12 @@ def speculation(
         "speculative_config": {"method": METHOD, "model": str(newest[1]), "num_speculative_tokens": depth},
         "worker_extension_cls": EXTENSION,
     }
+
+
+def _stored_dtype(model: str) -> str:
+    config = read_object(inside(find_model(model), "config.json"))
+    stored = config.get("dtype") or config.get("torch_dtype")
+    return "bfloat16" if stored in ("bfloat16", "float16") else "float32"
 
 
 def _untrained(policy: FollowedPolicy, window: int, vocab: int | None, seed: int) -> EagleModel:

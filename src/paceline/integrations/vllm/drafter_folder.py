@@ -1,7 +1,7 @@
 """The versions of a drafter on disk: a folder each, in the form that vLLM starts with, and a record of all of them.
 
 FOLDER/version-00003/    config.json and weights; the newest few are kept
-FOLDER/versions.json     what was made, of which policy, whether it was better, and since when the engine has it
+FOLDER/versions.jsonl    what was made, of which policy, whether it was better, and since when the engine has it
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from safetensors import SafetensorError
 from paceline.draft.eagle.files import DrafterFiles, files_of, write_files
 from paceline.draft.eagle.model import EagleModel
 from paceline.errors import RunError, UserError
-from paceline.files.reading import read_object
-from paceline.files.writing import write_aside
+from paceline.files.reading import decode, parse_json, read_lines
+from paceline.files.writing import append_text
 from paceline.integrations.export_formats import ExportedDrafter, make_files
 
-RECORD = "versions.json"
+RECORD = "versions.jsonl"
 NAME = re.compile(r"version-(\d{5})")
 KEPT_VERSIONS = 3
-MAX_RECORDED = 1000  # of the record; the oldest leave
 
 
 class DrafterFolder:
@@ -64,20 +63,21 @@ class DrafterFolder:
         return out
 
     def record(self, row: dict[str, Any]) -> None:
-        """Add to `versions.json`."""
-        rows = self.rows()
-        rows.append({"time": round(time.time(), 3)} | row)
+        """Add a line to `versions.jsonl`; the engine's process and a side-car both do."""
         try:
-            write_aside(self.folder / RECORD, json.dumps({"versions": rows[-MAX_RECORDED:]}, indent=1) + "\n")
+            append_text(self.folder / RECORD, json.dumps({"time": round(time.time(), 3)} | row) + "\n")
         except OSError as err:
             raise RunError(f"{self.folder / RECORD} could not be written: {err}") from err
 
     def rows(self) -> list[dict[str, Any]]:
-        if not (self.folder / RECORD).is_file():
+        """Of the record. A kill can leave half a line at the end, which is skipped."""
+        file = self.folder / RECORD
+        if not file.is_file():
             return []
-        rows = read_object(self.folder / RECORD).get("versions")
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise UserError(f"{self.folder / RECORD} has no list of versions; remove it to begin a new one")
+        whole = [(number, line) for number, line in read_lines(file) if line.endswith(b"\n")]
+        rows = [parse_json(decode(line, f"line {n} of {file}"), f"line {n} of {file}", True) for n, line in whole]
+        if not all(isinstance(row, dict) for row in rows):
+            raise UserError(f"{file} has lines that are no versions; remove it to begin a new record")
         return rows
 
 

@@ -91,9 +91,8 @@ class DrafterTrainer:
         )
         self.llm = llm
         self.place = place
-        self.share = 0.0 if where == "process" else share
         self.training = _make_training(plan, where, when, share, report, deadline_s)
-        self._where = where
+        self._share = share if where == "here" else 0.0  # a thread takes it by itself
         self._started_with = started_with
         self._swap = Swap(llm, place, drafter, version, report, deadline_s)
         self._report = report
@@ -107,7 +106,7 @@ class DrafterTrainer:
 
     @property
     def versions(self) -> list[dict[str, Any]]:
-        """What `versions.json` says: what was evaluated, and what the engine has taken."""
+        """What `versions.jsonl` says: what was evaluated, and what the engine has taken."""
         return self.place.rows()
 
     def attach(self) -> DrafterTrainer:
@@ -131,8 +130,8 @@ class DrafterTrainer:
         activity, busy_s = self._activity.look()
         if activity is not None:
             self.training.activity(activity)
-        if busy_s and self._where == "here":  # the engine has just run dry
-            self.training.train(self.share * busy_s)
+        if busy_s and self._share:  # the engine has just run dry
+            self.training.train(self._share * busy_s)
         self.exchange()
         return outputs
 

@@ -77,14 +77,10 @@ class TransformersPolicy:
         features = []
         hidden = []
         for tokens, _ in answers:  # one by one: padding would be routed to experts too
-            states = self.model(
-                torch.tensor([tokens], device=self.decoder.device),
-                output_hidden_states=True,
-                logits_to_keep=1,
-                use_cache=False,
-            ).hidden_states
-            features.append(torch.cat([states[k][0] for k in taps], -1))
-            hidden.append(states[-1][0])
+            one = torch.tensor([tokens], device=self.decoder.device)
+            found = self.model.base_model(one, output_hidden_states=True, use_cache=False)
+            features.append(torch.cat([found.hidden_states[k][0] for k in taps], -1))
+            hidden.append(found.last_hidden_state[0])
         lengths = [len(tokens) for tokens, _ in answers]
         return PackedSequences(
             tokens=torch.tensor([t for tokens, _ in answers for t in tokens], device=self.decoder.device),
