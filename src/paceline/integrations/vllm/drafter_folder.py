@@ -65,6 +65,7 @@ class DrafterFolder:
     def record(self, row: dict[str, Any]) -> None:
         """Add a line to `versions.jsonl`; the engine's process and a side-car both do."""
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             append_text(self.folder / RECORD, json.dumps({"time": round(time.time(), 3)} | row) + "\n")
         except OSError as err:
             raise RunError(f"{self.folder / RECORD} could not be written: {err}") from err

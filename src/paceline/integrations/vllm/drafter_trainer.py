@@ -24,9 +24,9 @@ from paceline.config.training import SpotConfig
 from paceline.errors import RunError, UserError
 from paceline.files.reading import check
 from paceline.integrations.vllm.drafter_folder import NAME, DrafterFolder
-from paceline.integrations.vllm.internals import engine_of, facts_of
+from paceline.integrations.vllm.internals import engine_of, facts_of, is_asleep
 from paceline.integrations.vllm.local_training import LocalTraining
-from paceline.integrations.vllm.messages import Activity, When
+from paceline.integrations.vllm.messages import Activity, NewVersion, When
 from paceline.integrations.vllm.plan import FollowPlan
 from paceline.integrations.vllm.side_car import SideCarTraining, side_car_threads
 from paceline.integrations.vllm.swap import LOADED_FROM, Swap, refuse_other_shape
@@ -98,6 +98,7 @@ class DrafterTrainer:
         self._report = report
         self._activity = _ActivityOf(engine_of(llm))
         self._engine_step: Callable[[], Any] | None = None
+        self._waiting: NewVersion | None = None  # for an engine that is asleep
 
     @property
     def version(self) -> int:
@@ -154,11 +155,17 @@ class DrafterTrainer:
 
     def exchange(self) -> int:
         """Give the engine the newest version, if it does not have it -> the version that it has. Between two steps of
-        the engine, in its own thread."""
-        new = self.training.poll()
-        if new is not None:
+        the engine, in its own thread; one that is asleep gets it when it is awake."""
+        self._waiting = self.training.poll() or self._waiting
+        if self._waiting is not None and not is_asleep(self.llm):
+            new = self._waiting
+            self._waiting = None
             self._swap.to(new)
         return self.version
+
+    def reload(self) -> None:
+        """Load the drafter again that the engine should have: after a sleep that has discarded the weights."""
+        self._swap.again()
 
     def policy_updated(self, weights: Mapping[str, Tensor] | str | Path) -> None:
         """The engine's policy has other weights now: a checkpoint's folder, or tensors by their Hugging Face names."""

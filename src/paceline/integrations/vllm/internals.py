@@ -58,6 +58,11 @@ def engine_of(llm: Any) -> Any:
     return getattr(llm, "llm_engine", llm)
 
 
+def is_asleep(llm: Any) -> bool:
+    """Whether the engine has given its memory away for now, so that nothing can be loaded into it."""
+    return bool(engine_of(llm).is_sleeping())
+
+
 def load_draft_weights(worker: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Load them into a worker's running draft model, each into the memory where its predecessor lies. Raises whatever
     goes wrong in between, with all layers usable again, though some hold new and some old weights."""

@@ -128,6 +128,9 @@ class OnlineDrafter:
             raise UserError(_worse(folder, evaluation, self.versions.version))
         self.learning.trainer.adopt(list(other.parameters()))
         self.versions.version += 1
+        self._unwritten = True
+        new = self._write()
+        assert new is not None
         self.place.record({
             "version": self.versions.version,
             "published": True,
@@ -135,9 +138,6 @@ class OnlineDrafter:
             "expected_accept_before": round(evaluation.before, 4),
             "expected_accept_after": round(evaluation.after, 4),
         })  # fmt: skip
-        self._unwritten = True
-        new = self._write()
-        assert new is not None
         return new
 
     def evaluate(self, candidate: list[Tensor]) -> Evaluation:

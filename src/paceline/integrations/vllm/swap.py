@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import Sentence, UserError
+from paceline.errors import RunError, Sentence, UserError
 from paceline.integrations.vllm.drafter_folder import DrafterFolder
 from paceline.integrations.vllm.online import NewVersion
 from paceline.integrations.vllm.same_shape import difference
@@ -40,6 +40,12 @@ class Swap:
         self._folder = drafter  # of the one that the engine has
         self._report = report
         self._deadline_s = deadline_s
+
+    def again(self) -> None:
+        """Load once more what the engine should have; a RunError says what went wrong."""
+        failed = next((problem for problem in self._load(self._folder) if problem is not None), None)
+        if failed is not None:
+            raise RunError(f"version {self.version} of the drafter could not be loaded again: {failed}")
 
     def to(self, new: NewVersion) -> bool:
         """Whether the engine has it now; if not, why is reported, and generation goes on with the one before."""
