@@ -280,9 +280,9 @@ class SideCarRun:
 
     def train_until(self, done) -> None:
         end = time.monotonic() + DEADLINE_S
-        while not done() and time.monotonic() < end:
+        while not done():
+            assert time.monotonic() < end, self.said
             self.training.train(0.2)
-        assert done(), self.said
 
 
 @pytest.fixture
