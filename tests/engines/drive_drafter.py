@@ -169,7 +169,9 @@ class Driver:
         version = trainer.version
         ids = self.submit()
         finished = self.step_until(len(ids) // 4)
-        trainer.train(0.2)  # what could not be written is written now
+        end = time.monotonic() + DEADLINE_S
+        while trainer.version == version and time.monotonic() < end:
+            trainer.train(0.5)  # what could not be written is written now
         unfinished = self.llm.llm_engine.get_num_unfinished_requests()
         swapped = trainer.version
         finished |= self.step_until(len(ids))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ class LocalTraining:
         self._report = report
         self._share = share
         self._new: NewVersion | None = None
+        self._finished: deque[tuple[list[int], list[int]]] = deque()
         self._lock = threading.Lock()  # of everything that trains
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -41,9 +43,7 @@ class LocalTraining:
             self._thread.start()
 
     def answers(self, of: ANSWERS) -> None:
-        with self._lock:
-            for prompt, tokens in of:
-                self.loop.online.finished(prompt, tokens)
+        self._finished.extend(of)  # taken up by the next turn: the engine's step does not wait for the one that runs
 
     def activity(self, now: Activity) -> None:
         self.loop.activity = now
@@ -51,10 +51,12 @@ class LocalTraining:
     def policy_updated(self, weights: Mapping[str, Tensor] | Path) -> None:
         tensors = read_update(weights) if isinstance(weights, Path) else weights
         with self._lock, self._told():
+            self._take_up()
             self._keep(self.loop.online.policy_updated(tensors))
 
     def offer(self, folder: Path) -> None:
         with self._lock:
+            self._take_up()
             self._keep(self.loop.online.offer(folder))
 
     def train(self, seconds: float) -> None:
@@ -77,10 +79,15 @@ class LocalTraining:
     def _turn(self) -> bool:
         # vLLM computes under inference_mode, in which nothing can be trained.
         with self._lock, torch.inference_mode(False), self._told():
+            self._take_up()
             worked, new = self.loop.turn()
             self._keep(new)
             return worked
         return False
+
+    def _take_up(self) -> None:
+        while self._finished:
+            self.loop.online.finished(*self._finished.popleft())
 
     def _keep(self, new: NewVersion | None) -> None:
         self._new = new or self._new

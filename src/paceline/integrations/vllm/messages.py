@@ -22,6 +22,8 @@ class NewVersion:
 
     version: int
     folder: str
+    of_offer: bool = False
+    """Whether it was offered, and not trained here."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ one of its own. It knows neither vLLM nor processes: answers go in, versions com
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from paceline.config.training import SpotConfig
 from paceline.draft.eagle.files import load_drafter
 from paceline.draft.eagle.model import EagleModel
-from paceline.errors import UserError
+from paceline.errors import RunError, UserError
 from paceline.integrations.vllm.drafter_folder import DrafterFolder
 from paceline.integrations.vllm.features import FollowedPolicy
 from paceline.integrations.vllm.messages import NewVersion
@@ -21,6 +22,7 @@ from paceline.spot.learning import MIN_EVAL_TOKENS, DrafterLearning
 from paceline.spot.trainer import TrainingStats
 from paceline.spot.versions import Versions
 
+RETRY_WRITE_S = 5.0  # between two attempts to write a version, while the disk is full
 ROUND_ANSWERS = 512  # after which the answers before count as those of an earlier round, of which the longest stay
 
 
@@ -49,6 +51,8 @@ class OnlineDrafter:
         self._answers = 0  # since the round began
         self._trained = TrainingStats()  # since a version was last evaluated
         self._unwritten = False  # what is published here is not on disk yet
+        self._retry_at = 0.0  # when writing is tried again, after it failed
+        self._unrecorded = False  # the record could not be written either
 
     def finished(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
         """An answer is there."""
@@ -64,7 +68,7 @@ class OnlineDrafter:
 
     def publish(self) -> NewVersion | None:
         """Make a version of what was trained, if it is time to -> one that is not worse, written; None if there is
-        none. A write that failed is tried again by the next call."""
+        none. A write that failed is tried again every so often."""
         stats = self.learning.stats
         self.learning.stats = TrainingStats()
         self._trained += stats
@@ -88,13 +92,30 @@ class OnlineDrafter:
             "tokens": stats.tokens,
             "seconds": round(stats.seconds, 3),
         }
-        self.place.record(row)
+        failed_before = self._unrecorded or self._retry_at > 0
+        self._unrecorded = True
+        try:
+            self.place.record(row)
+        except RunError:
+            if failed_before:  # it was told
+                return
+            raise
+        self._unrecorded = False
 
-    def _write(self) -> NewVersion | None:
-        if not self._unwritten:
+    def _write(self, wanted: bool = False) -> NewVersion | None:
+        """What is not on disk yet. Of several failures in a row the first is raised, and one of what was `wanted`."""
+        if not self._unwritten or (time.monotonic() < self._retry_at and not wanted):
             return None
-        written = self.place.write(self.versions.version, self.drafter)
+        failed_before = self._retry_at > 0
+        try:
+            written = self.place.write(self.versions.version, self.drafter)
+        except RunError:
+            self._retry_at = time.monotonic() + RETRY_WRITE_S
+            if failed_before and not wanted:
+                return None
+            raise
         self._unwritten = False
+        self._retry_at = 0.0
         return NewVersion(self.versions.version, str(written))
 
     def policy_updated(self, weights: Mapping[str, Tensor]) -> NewVersion | None:
@@ -129,7 +150,7 @@ class OnlineDrafter:
         self.learning.trainer.adopt(list(other.parameters()))
         self.versions.version += 1
         self._unwritten = True
-        new = self._write()
+        new = self._write(wanted=True)
         assert new is not None
         self.place.record({
             "version": self.versions.version,

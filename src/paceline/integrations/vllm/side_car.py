@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -55,6 +56,7 @@ class SideCarTraining:
         self._new: NewVersion | None = None
         self._answer: NewVersion | Trouble | None = None  # to an offer
         self._following = False
+        self._activity: Activity = "idle"  # of the engine
         self.ended: str | None = None
         """Why there is no training any more."""
         environment = {"OMP_NUM_THREADS": str(plan.threads)} if plan.threads else {}
@@ -70,6 +72,7 @@ class SideCarTraining:
         self._send(Answers(of))
 
     def activity(self, now: Activity) -> None:
+        self._activity = now
         self._send(NowDoing(now))
 
     def policy_updated(self, weights: Mapping[str, Tensor] | Path) -> None:
@@ -80,6 +83,7 @@ class SideCarTraining:
         try:
             save_file({name: t.detach().cpu().contiguous() for name, t in weights.items()}, folder / WEIGHTS)
         except (OSError, SafetensorError) as err:
+            shutil.rmtree(folder, ignore_errors=True)
             raise RunError(f"the policy's new weights could not be written to {folder}: {err}") from err
         self._send(PolicyAt(str(folder), temporary=True))
 
@@ -96,10 +100,11 @@ class SideCarTraining:
 
     def train(self, seconds: float) -> None:
         """It trains by itself: give it the time."""
-        self.activity("idle")
+        self._send(NowDoing("idle"))
         end = time.monotonic() + seconds
         while self.child is not None and (left := end - time.monotonic()) > 0:
             self._take(min(TAKE_S, left))
+        self._send(NowDoing(self._activity))
 
     def poll(self) -> NewVersion | None:
         self._take(0.0)
@@ -141,7 +146,7 @@ class SideCarTraining:
                 pass
             case NewVersion():
                 self._new = message
-                self._answer = message
+                self._answer = message if message.of_offer else self._answer
             case Following(memory=memory):
                 self._following = True
                 self._report(memory)

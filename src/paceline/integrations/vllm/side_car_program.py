@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class SideCarProgram:
                 self._update(Path(folder), temporary)
             case Offered(folder=folder):
                 try:
-                    self._send(online.offer(Path(folder)))
+                    self._send(replace(online.offer(Path(folder)), of_offer=True))
                 except Sentence as err:
                     self.parent.send(Trouble(str(err), of_offer=True))
 
