@@ -130,6 +130,7 @@ class Driver:
         with self.trainer(where="here", share=0.0).attach() as trainer:
             self.seen["resumed_at"] = trainer.version
             before = self.answer()
+            self.answer(self.more)  # some of all these are held out
             self.seen["before_faults"] = before["accept_length"]
             self.seen["interrupted"] = self.offer_with(trainer, breaks_after=4)
             self.seen["disk_full"] = self.full_disk(trainer)

@@ -6,7 +6,9 @@ layer by layer, into the memory that captured graphs read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -15,6 +17,8 @@ from paceline.errors import UserError
 
 EXTENSION = "paceline.integrations.vllm.worker.DrafterWorker"
 METHOD = "eagle3"
+RELOADING = "vllm.model_executor.model_loader.reload.layerwise"
+"""The logger of what loads weights."""
 
 
 class EngineFacts(NamedTuple):
@@ -70,12 +74,24 @@ def load_draft_weights(worker: Any, tensors: Iterable[tuple[str, Tensor]]) -> No
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     model = draft_model(worker)
-    with set_current_vllm_config(worker.vllm_config):
+    with set_current_vllm_config(worker.vllm_config), _without_warnings():
         initialize_layerwise_reload(model)
         try:
             model.load_weights(tensors)
         finally:
             finalize_layerwise_reload(model, worker.vllm_config.speculative_config.draft_model_config)
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """vLLM warns of every layer that nothing is loaded into, and the drafter shares the policy's embeddings and head."""
+    logger = logging.getLogger(RELOADING)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def draft_model(worker: Any) -> Any:
