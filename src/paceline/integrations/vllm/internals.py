@@ -84,7 +84,7 @@ def load_draft_weights(worker: Any, tensors: Iterable[tuple[str, Tensor]]) -> No
 
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
-    """vLLM warns of every layer that nothing is loaded into, and the drafter shares the policy's embeddings and head."""
+    """vLLM warns of each layer that nothing is loaded into: the drafter shares the policy's embeddings and head."""
     logger = logging.getLogger(RELOADING)
     level = logger.level
     logger.setLevel(logging.ERROR)
