@@ -154,9 +154,10 @@ class Driver:
         """No file may have more than a few bytes, as where the disk is full."""
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        trainer.policy_updated(self.job["policy"])  # the same one: what was read for the one before is let go
+        self.answer(self.prompts + self.more)
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
         try:
-            trainer.policy_updated(self.job["policy"])
             refused = ""
             try:
                 trainer.offer(self.job["good"])
