@@ -21,7 +21,7 @@ import torch
 from paceline.core import Request, SamplingParams
 from paceline.draft.eagle.loss import batches, expected_accept_length, read_sequences, suitable_rate
 from paceline.draft.eagle.model import DrafterShape, EagleModel, new_drafter
-from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.eagle.trainer import EagleTrainer, TrainSettings
 from paceline.library.fit import DEPTH, TokenSequence, generate_sequences
 from paceline.model import Decoder, load_model
 from paceline.model.tokenizer import load_tokenizer
@@ -87,7 +87,7 @@ def train(
     held_out = len(sequences) // 12
     evaluated = read_sequences(drafter, sequences[:held_out])
     settings = TrainSettings(lr=suitable_rate(policy), first_runs=variant.first_runs)
-    trainer, dice, work = DrafterTrainer(drafter, settings), random.Random(0), 0.0
+    trainer, dice, work = EagleTrainer(drafter, settings), random.Random(0), 0.0
     reached: list[float] = []
     started = time.perf_counter()
     while work < args.tokens:

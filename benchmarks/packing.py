@@ -27,7 +27,7 @@ from paceline.core import Request
 from paceline.draft.eagle.files import find_drafter, load_drafter
 from paceline.draft.eagle.loss import PackedSequences, read_sequences, suitable_rate
 from paceline.draft.eagle.model import NEW_WINDOW, EagleModel, new_drafter
-from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.eagle.trainer import EagleTrainer, TrainSettings
 from paceline.model import load_model
 from paceline.model.tokenizer import load_tokenizer
 from paceline.rollout import RolloutEngine
@@ -89,7 +89,7 @@ def make_samples(args: argparse.Namespace, drafter: EagleModel) -> list[FeatureS
 
 
 def measure(args: argparse.Namespace, drafter: EagleModel, batches: list[list[FeatureSample]]) -> dict[str, Any]:
-    trainer = DrafterTrainer(drafter, TrainSettings(lr=suitable_rate(drafter.policy), runs=args.runs))
+    trainer = EagleTrainer(drafter, TrainSettings(lr=suitable_rate(drafter.policy), runs=args.runs))
     layouts = {"packed": lay_out, "padded": padded_sequences}
     speeds: dict[str, list[float]] = {name: [] for name in layouts}
     useful = sum(len(s) for batch in batches for s in batch)
@@ -109,7 +109,7 @@ def measure(args: argparse.Namespace, drafter: EagleModel, batches: list[list[Fe
 
 
 def seconds(
-    trainer: DrafterTrainer,
+    trainer: EagleTrainer,
     batches: list[list[FeatureSample]],
     layout: Callable[[list[FeatureSample]], PackedSequences],
 ) -> float:

@@ -23,7 +23,7 @@ import torch
 from paceline.core import Request, SamplingParams
 from paceline.draft.eagle.loss import batches, expected_accept_length, read_sequences, suitable_rate
 from paceline.draft.eagle.model import EagleModel, new_drafter
-from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.eagle.trainer import EagleTrainer, TrainSettings
 from paceline.library.fit import TokenSequence, generate_sequences
 from paceline.model import Decoder, load_model
 from paceline.model.tokenizer import load_tokenizer
@@ -125,7 +125,7 @@ def train(
     unseen = len(groups) // 4
     evaluated, seen = [sequence for group in groups[:unseen] for sequence in group], groups[unseen:]
     drafter = new_drafter(policy, 128, seed=seed)
-    trainer = DrafterTrainer(drafter, TrainSettings(lr=suitable_rate(policy), runs=RUNS))
+    trainer = EagleTrainer(drafter, TrainSettings(lr=suitable_rate(policy), runs=RUNS))
     each = len(seen) // args.steps
     for step in range(args.steps):
         sequences = [sequence for group in seen[step * each : (step + 1) * each] for sequence in group]

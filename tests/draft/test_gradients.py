@@ -10,7 +10,7 @@ import torch
 from paceline.draft.eagle.gradients import CLIP, SMALLEST, GraphedGradients, gradients, make_inputs, put, size_of
 from paceline.draft.eagle.loss import PackedSequences, read_sequences
 from paceline.draft.eagle.model import DrafterShape, EagleModel
-from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.eagle.trainer import EagleTrainer, TrainSettings
 
 from ..conftest import tiny_model
 
@@ -58,7 +58,7 @@ def test_texts_with_nothing_to_learn_from_change_nothing():
     drafter = make(dtype=torch.float32)
     sequences = some_sequences(drafter, [20])
     sequences.learn[:] = False
-    trainer = DrafterTrainer(drafter, TrainSettings())
+    trainer = EagleTrainer(drafter, TrainSettings())
     before = [m.clone() for m in trainer.masters]
     trainer.step(sequences)
     assert trainer.steps == 0 and all(map(torch.equal, before, trainer.masters))
@@ -85,10 +85,10 @@ def test_a_replay_gives_what_the_same_steps_give_one_by_one(dtype, vocab):
 def test_training_by_graph_learns_and_goes_on_after_a_resume():
     drafter = make("cuda", torch.bfloat16).requires_grad_(False)
     sequences = some_sequences(drafter, [300, 150])
-    trainer = DrafterTrainer(drafter, TrainSettings(lr=2e-3, runs=3, warmup=1))
+    trainer = EagleTrainer(drafter, TrainSettings(lr=2e-3, runs=3, warmup=1))
     values = [trainer.step(sequences)[0] for _ in range(40)]
     assert values[-1] < 0.9 * values[0]
-    again = DrafterTrainer(drafter, TrainSettings(lr=2e-3, runs=3, warmup=1))
+    again = EagleTrainer(drafter, TrainSettings(lr=2e-3, runs=3, warmup=1))
     again.load(*trainer.state())
     assert again.step(sequences)[0] == pytest.approx(trainer.step(sequences)[0], rel=1e-3)
     assert again.step(sequences)[0] == pytest.approx(trainer.step(sequences)[0], rel=1e-2)

@@ -9,7 +9,7 @@ import torch
 
 from paceline.draft.eagle.loss import PackedSequences, UnrolledAttention, batches, read_sequences, unrolled_loss
 from paceline.draft.eagle.model import DrafterShape, EagleModel
-from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.eagle.trainer import EagleTrainer, TrainSettings
 
 from ..conftest import tiny_model
 
@@ -60,7 +60,7 @@ def test_learns_a_policy_whose_next_token_is_known():
     for _ in range(40):
         start = dice.randrange(48)
         answers.append(([(start + i) % 48 for i in range(dice.randint(12, 40))], 4))
-    trainer = DrafterTrainer(drafter, TrainSettings(lr=5e-3, runs=3))
+    trainer = EagleTrainer(drafter, TrainSettings(lr=5e-3, runs=3))
     for _ in range(12):
         for batch in batches(answers, 600, dice.shuffle, lambda answer: len(answer[0])):
             _, agree = trainer.step(read_sequences(drafter, batch))
@@ -118,6 +118,6 @@ def test_both_losses_go_down(loss):
     drafter = EagleModel(model, DrafterShape(64, 32)).init_weights(0, std=0.1)
     dice = random.Random(0)
     answers = [([dice.randrange(128) for _ in range(60)], 3) for _ in range(8)]
-    trainer = DrafterTrainer(drafter, TrainSettings(lr=5e-3, loss=loss, runs=2, warmup=1))
+    trainer = EagleTrainer(drafter, TrainSettings(lr=5e-3, loss=loss, runs=2, warmup=1))
     values = [trainer.step(read_sequences(drafter, answers))[0] for _ in range(30)]
     assert values[-1] < 0.9 * values[0]

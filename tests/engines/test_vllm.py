@@ -54,11 +54,11 @@ def vllm(folder: Path, model: Path, prompts: list, drafter: Path | None = None, 
     return json.loads(out.read_text())
 
 
-def ours(policy: Decoder, drafter: EagleModel, prompts: list) -> tuple[list[list[int]], float]:
+def ours(policy: Decoder, drafter: EagleModel, prompts: list, longest: int = LONGEST) -> tuple[list[list[int]], float]:
     strategy = Strategy.parse(f"neural:{DEPTH}")
     engine = RolloutEngine(policy, EngineSettings(max_batch=16), None, [EagleDrafter(drafter)], [strategy])
     engine.choose = lambda batch: strategy
-    sampling = SamplingParams(0.0, max_tokens=LONGEST, stop_token_ids=(EOS,))
+    sampling = SamplingParams(0.0, max_tokens=longest, stop_token_ids=(EOS,))
     done = engine.run([Request(i, tuple(p), sampling, 0) for i, p in enumerate(prompts)])
     by_id = {c.request.id: list(c.tokens) for c in done}
     return [by_id[i] for i in range(len(prompts))], engine.stats.accept_length

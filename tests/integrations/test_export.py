@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from paceline.draft.eagle.files import load_drafter, save_drafter
 from paceline.draft.eagle.loss import read_sequences
 from paceline.draft.eagle.model import DrafterShape, EagleModel
-from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.eagle.trainer import EagleTrainer, TrainSettings
 from paceline.errors import UserError
 from paceline.integrations.export import export_drafter
 from paceline.integrations.export_formats import FORMATS
@@ -147,7 +147,7 @@ def test_a_head_from_elsewhere_is_kept_and_trained_unless_it_is_the_policys(tmp_
     moved = tiny_model(num_hidden_layers=8, seed=3)
     drafter = load_drafter(theirs, moved)
     assert drafter.own_head is not None and torch.equal(drafter.own_head, MODEL.head.weight[SOME])
-    trainer = DrafterTrainer(drafter, TrainSettings(runs=2))
+    trainer = EagleTrainer(drafter, TrainSettings(runs=2))
     trainer.step(read_sequences(drafter, [(list(range(30)), 4)]))
     trainer.publish()
     assert not torch.equal(drafter.own_head, MODEL.head.weight[SOME])

@@ -52,7 +52,7 @@ def read(monkeypatch) -> list[int]:
 
 
 def read_all(spot: DrafterLearning) -> None:
-    while spot._read():
+    while spot.read_some():
         assert spot.buffer.bytes <= spot.buffer.max_bytes
     assert not spot._unread and not spot._finished
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from paceline.draft.eagle.files import load_drafter, save_drafter
 from paceline.draft.eagle.loss import read_sequences
 from paceline.draft.eagle.model import DrafterShape, EagleModel
-from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.eagle.trainer import EagleTrainer, TrainSettings
 from paceline.errors import UserError
 from paceline.spot.buffer import SpotBuffer
 from paceline.spot.state import load_training, save_training
@@ -89,7 +89,7 @@ def test_before_the_first_step_there_is_a_state_too(tmp_path):
 
 def test_loading_forgets_what_was_trained_before():
     drafter = EagleModel(counting_policy(), DrafterShape(64, 32)).init_weights(0, std=0.1)
-    fresh, used = DrafterTrainer(drafter, SLOW), DrafterTrainer(drafter, SLOW)
+    fresh, used = EagleTrainer(drafter, SLOW), EagleTrainer(drafter, SLOW)
     sequences = read_sequences(drafter, [([(i % 48) for i in range(40)], 4)])
     used.step(sequences)
     used.load(*fresh.state())

@@ -10,7 +10,7 @@ update. Which answers the buffer can take is asked of all of them before the pol
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +24,7 @@ from paceline.spot.when import WARM_RATE
 
 if TYPE_CHECKING:
     from paceline.config import SpotConfig
+    from paceline.draft.eagle.loss import PackedSequences
     from paceline.draft.eagle.model import EagleModel
     from paceline.spot.partition import BufferEntry
 
@@ -35,11 +36,22 @@ READ_EVERY = 4  # steps: a tail may be short, and there is much to learn from wh
 
 PromptAndAnswer = tuple[Sequence[int], int]
 """Tokens of a prompt and its answer, and how many of them are the prompt."""
+Reader = Callable[["EagleModel", list[tuple[list[int], int]]], "PackedSequences"]
+"""Runs the policy over such answers and keeps what a drafter learns from."""
 
 
 class DrafterLearning:
-    def __init__(self, drafter: EagleModel, config: SpotConfig, seed: int, workers: int = 1, warm: bool = False):
-        """One of so many workers. A `warm` drafter was trained before: large steps would first of all undo that."""
+    def __init__(
+        self,
+        drafter: EagleModel,
+        config: SpotConfig,
+        seed: int,
+        workers: int = 1,
+        warm: bool = False,
+        reader: Reader | None = None,
+    ):
+        """One of so many workers. A `warm` drafter was trained before: large steps would first of all undo that.
+        `reader` runs the policy over answers where its decoder does not."""
         self.config = config
         self.buffer = SpotBuffer(int(config.buffer_mb * 2**20))
         rate = config.drafter_lr or suitable_rate(drafter.policy) * (WARM_RATE if warm else 1.0)
@@ -51,6 +63,7 @@ class DrafterLearning:
         self.trainer = SpotTrainer(drafter, self.buffer, TrainSettings(lr=rate, loss=config.loss), settings, seed)
         self.stats = TrainingStats()
         """What was trained since the rollout began."""
+        self._reader = reader
         self._steps: Iterator[TrainingStats] | None = None  # over what is in the buffer
         self._finished: list[tuple[list[int], int]] = []  # answers that the buffer was not asked about yet
         self._unread: list[BufferEntry] = []  # reserved, longest last
@@ -79,7 +92,7 @@ class DrafterLearning:
     def step(self) -> bool:
         """Read some answers, or train once, either for no longer than the set time -> whether there was anything."""
         self._calls += 1
-        if self._calls % READ_EVERY == 0 and self._read():
+        if self._calls % READ_EVERY == 0 and self.read_some():
             return True
         if self._steps is None:
             self._steps = self.trainer.steps()
@@ -87,9 +100,9 @@ class DrafterLearning:
         if step is not None:
             self.stats += step
             return True
-        return self._read()
+        return self.read_some()
 
-    def _read(self) -> bool:
+    def read_some(self) -> bool:
         """Run the policy over some answers, the longest first: they are what the tail is made of. One that the buffer
         cannot take is not read, and of one that it keeps a part of, only that -> whether there was any."""
         self._reserve_finished()
@@ -102,7 +115,9 @@ class DrafterLearning:
         while self._unread and sum(map(len, entries)) + len(self._unread[-1]) <= most:
             entries.append(self._unread.pop())
         started = time.perf_counter()
-        read = read_sequences(self.trainer.drafter, [(entry.tokens.tolist(), entry.prompt) for entry in entries])
+        read = (self._reader or read_sequences)(
+            self.trainer.drafter, [(entry.tokens.tolist(), entry.prompt) for entry in entries]
+        )
         parts = (t.split([len(entry) for entry in entries]) for t in (read.features, read.hidden))
         for entry, features, hidden in zip(entries, *parts, strict=True):
             self.buffer.fill(entry, features, hidden)

@@ -1,7 +1,7 @@
 """Training the drafter while there is time, and publishing what came of it only if it is not worse.
 
 `SpotTrainer` decides what to train on, for how long, and what becomes of the result; the gradient steps themselves are
-`draft.eagle.trainer.DrafterTrainer`'s, which knows neither time nor versions. Training goes in steps that are short
+`draft.eagle.trainer.EagleTrainer`'s, which knows neither time nor versions. Training goes in steps that are short
 enough to stop at any moment: a step takes as many tokens as fit into a set time on this machine, which is measured.
 Some answers are never trained on; they decide about publishing.
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from paceline.draft.eagle.loss import PackedSequences, batches
-from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
+from paceline.draft.eagle.trainer import EagleTrainer, TrainSettings
 from paceline.spot.held_out import choose_excerpts, evaluate
 from paceline.spot.merge import contribution, merged
 from paceline.spot.samples import FeatureSample, cut, lay_out
@@ -89,7 +89,7 @@ class SpotTrainer:
 
     def _begin_anew(self) -> None:
         """From the published drafter."""
-        self._optimizer = DrafterTrainer(self.drafter, self._training)
+        self._optimizer = EagleTrainer(self.drafter, self._training)
         self.step_size.forget_graphs()
 
     @property

@@ -33,7 +33,7 @@ from paceline.kernels.positions import up_to
 
 if TYPE_CHECKING:
     from paceline.config import SpeculationConfig
-    from paceline.draft.eagle.trainer import DrafterTrainer, TrainSettings
+    from paceline.draft.eagle.trainer import EagleTrainer, TrainSettings
     from paceline.draft.strategy import Strategy
     from paceline.rollout.rows import Rows, RowsView
 
@@ -111,10 +111,10 @@ class EagleDrafter(DeviceDrafter):
     def refresh(self) -> None:
         self.model.refresh()
 
-    def make_trainer(self, settings: TrainSettings) -> DrafterTrainer:
-        from paceline.draft.eagle.trainer import DrafterTrainer  # decoding needs none of it
+    def make_trainer(self, settings: TrainSettings) -> EagleTrainer:
+        from paceline.draft.eagle.trainer import EagleTrainer  # decoding needs none of it
 
-        return DrafterTrainer(self.model, settings)
+        return EagleTrainer(self.model, settings)
 
     # What the policy's passes leave
 

@@ -27,7 +27,7 @@ class TrainSettings:
     warmup: int = 20
 
 
-class DrafterTrainer:
+class EagleTrainer:
     """AdamW on a copy of the drafter, in the policy's precision with float32 masters; `publish` writes it back."""
 
     def __init__(self, drafter: EagleModel, settings: TrainSettings):

@@ -1,4 +1,4 @@
-"""Paceline inside vLLM: the tuner as its scheduler."""
+"""Paceline inside vLLM, by vLLM's own hooks: the tuner as its scheduler, a drafter that follows the policy."""
 
 from __future__ import annotations
 
