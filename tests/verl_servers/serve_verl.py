@@ -2,7 +2,7 @@
 test-verl`):
 
 python serve_verl.py JOB.json
-    {model, prompts, max_tokens, words: overrides for Hydra, out}
+    {model, prompts, max_tokens, words: overrides for Hydra, drafters: to take one after another, by name, out}
 """
 
 from __future__ import annotations
@@ -105,6 +105,9 @@ def main(job: dict) -> None:
     for name, method in (("forgotten", "paceline_forget_drafter"), ("restored", "paceline_restore_drafter")):
         asked = ray.get(server.ask_workers.remote(method), timeout=120)
         found[name] = answer(server, job, name) | {"tensors": asked}
+    for name, folder in job["drafters"].items():
+        said = ray.get(server.take_drafter.remote(folder), timeout=120)
+        found[name] = answer(server, job, name) | {"said": said}
     Path(job["out"]).write_text(json.dumps(found))
     ray.shutdown()
 

@@ -8,10 +8,13 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from paceline.core import Request, SamplingParams
 from paceline.draft.eagle.drafter import EagleDrafter
@@ -89,6 +92,13 @@ RESTORE = "collective_rpc paceline_restore_drafter"
 def test_the_drafter_is_restored_where_weights_were_dropped_and_nowhere_else(tmp_path):
     in_venv("wake_verl.py", tmp_path / "found.json")
     found = json.loads((tmp_path / "found.json").read_text())
+    asleep = "the engine of rollout replica 0 sleeps: give it NEW when it is awake"
+    assert found.pop("said") == [None, asleep, asleep, None]
+    assert found.pop("take") == [
+        "collective_rpc paceline_load_drafter",
+        "collective_rpc paceline_keep_drafter",
+        "call_utility_async paceline_drafter_changed",
+    ]
     assert {name: RESTORE in calls for name, calls in found.items()} == {
         "weights": True,
         "kv_cache": False,
@@ -111,7 +121,21 @@ def ours(policy: Path, embedded: Path, prompts: list[list[int]]) -> list[list[in
     return [by_id[i] for i in range(len(prompts))]
 
 
-def test_verls_server_answers_with_the_tuner_and_its_drafter_outlives_sleep(embedded, tmp_path):
+def drafters(folder: Path) -> dict[str, str]:
+    """One of other weights, one of another shape, and the one in this folder again."""
+    tensors = load_file(folder / "model.safetensors")
+    kinds = {
+        "worse": {name: torch.randn_like(tensor) * 0.02 for name, tensor in tensors.items()},
+        "refused": tensors | {"fc.weight": torch.zeros(8, 8)},
+    }
+    for kind, changed in kinds.items():
+        other = folder.parent / kind
+        shutil.copytree(folder, other)
+        save_file(changed, other / "model.safetensors", metadata={"format": "pt"})
+    return {kind: str(folder.parent / kind) for kind in kinds} | {"back": str(folder)}
+
+
+def test_verls_server_answers_and_its_drafter_outlives_sleep_and_is_exchanged(embedded, tmp_path):
     policy, drafter = tmp_path / "policy", tmp_path / "drafter"
     export_policy("embedded", policy)
     export_drafter("embedded", drafter, policy_name=str(policy), depth=DEPTH)
@@ -122,6 +146,7 @@ def test_verls_server_answers_with_the_tuner_and_its_drafter_outlives_sleep(embe
         "prompts": prompts,
         "max_tokens": LONGEST,
         "words": hydra_overrides(rollout_settings(drafter, DEPTH, depths=[DEPTH])),  # and off
+        "drafters": drafters(drafter),
         "out": str(tmp_path / "found.json"),
     }
     (tmp_path / "job.json").write_text(json.dumps(job))
@@ -135,4 +160,9 @@ def test_verls_server_answers_with_the_tuner_and_its_drafter_outlives_sleep(embe
         assert all(len(row) == len(tokens) for row, tokens in zip(one["logprobs"], one["tokens"], strict=True))
     assert lengths["first"] > 3
     assert lengths["forgotten"] < 1.5
+    assert [found[name]["said"] for name in ("worse", "back")] == [None, None]
+    assert "fc.weight of shape [8, 8]" in found["refused"]["said"]
+    assert lengths["worse"] < 2
+    assert lengths["refused"] < 2, "the one before is still in place"
+    assert lengths["back"] == pytest.approx(lengths["first"], rel=0.2)
     assert lengths["restored"] == pytest.approx(lengths["first"], rel=0.2)  # of other rounds: the tuner was off

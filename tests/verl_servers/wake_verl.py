@@ -21,6 +21,7 @@ from paceline.integrations.verl.server import PacelineServer
 class WrittenDown:
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.engine_core = self
 
     def __getattr__(self, name: str) -> Any:
         async def call(*words: Any, **named: Any) -> list[Any]:
@@ -30,7 +31,7 @@ class WrittenDown:
         return call
 
 
-def asked(action: str, mode: RolloutMode, *words: Any) -> list[str]:
+def made(mode: RolloutMode) -> PacelineServer:
     server = object.__new__(PacelineServer)
     server.engine = WrittenDown()
     server.node_rank = 0
@@ -38,8 +39,25 @@ def asked(action: str, mode: RolloutMode, *words: Any) -> list[str]:
     server.rollout_mode = mode
     server.config = SimpleNamespace(free_cache_engine=True, mtp=None)
     server.model_config = SimpleNamespace(lora_rank=0, lora={})
+    return server
+
+
+def asked(action: str, mode: RolloutMode, *words: Any) -> list[str]:
+    server = made(mode)
     asyncio.run(getattr(server, action)(*words))
     return server.engine.calls
+
+
+async def taken() -> list[str | None]:
+    """What the server says to a new drafter: awake, asleep, and awake again."""
+    server = made(RolloutMode.HYBRID)
+    said = [await server.take_drafter("NEW")]
+    await server.sleep()
+    said.append(await server.take_drafter("NEW"))
+    await server.wake_up(["kv_cache"])
+    said.append(await server.take_drafter("NEW"))
+    await server.wake_up(["weights"])
+    return [*said, await server.take_drafter("NEW")]
 
 
 if __name__ == "__main__":
@@ -50,5 +68,7 @@ if __name__ == "__main__":
         "colocated": asked("wake_up", RolloutMode.COLOCATED),
         "standalone": asked("wake_up", RolloutMode.STANDALONE),
         "release": asked("release_kv_cache", RolloutMode.STANDALONE),
+        "take": asked("take_drafter", RolloutMode.HYBRID, "NEW"),
+        "said": asyncio.run(taken()),
     }
     Path(sys.argv[1]).write_text(json.dumps(found))

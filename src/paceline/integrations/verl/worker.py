@@ -1,4 +1,4 @@
-"""What runs in vLLM's workers beside what verl runs there: a copy of the drafter on the host.
+"""What runs in vLLM's workers beside what verl runs there: exchanging the drafter, and a copy of it on the host.
 
 vLLM has one place for such methods, `worker_extension_cls`, and verl fills it: so this derives from verl's.
 """
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
+from paceline.integrations.vllm.worker import DrafterWorker
 
-class DrafterBackup(vLLMColocateWorkerExtension):
+
+class DrafterBackup(DrafterWorker, vLLMColocateWorkerExtension):
     """Every name begins with `paceline`: vLLM refuses an extension that has a name of its worker."""
 
     model_runner: Any
