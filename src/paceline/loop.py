@@ -180,15 +180,13 @@ class TrainLoop:
         groups = {i: self.prompts.group(i) for i in indices}
         requests = [request for i, group in groups.items() for request in self.prompts.requests(i, group)]
         expected = {r.id: self.lengths.expect(r.prompt) for r in requests}
-        finished = 0
         with clock.part("gen"):
             self.view.rollout_started(self.progress.step, len(requests))
             for completions in self._answers(requests, expected):
                 for completion in completions:
                     self._finish(completion, groups[self.prompts.index_of(completion.request.id)])
-                finished += len(completions)
                 self._take(self.rewards.collect(), groups)
-                self.view.rollout_progress(finished, self.cluster.tokens)
+                self.view.rollout_progress(sum(len(g.completions) for g in groups.values()), self.cluster.tokens)
                 # Between two tokens is as good a moment as any: a step that is dropped is made again, the same.
                 self.stopping.check()
         with clock.part("reward"):  # of the last completions; the others were rewarded meanwhile
@@ -206,13 +204,11 @@ class TrainLoop:
 
     def _answers(self, requests: list[Request], expected: dict[int, float]) -> Iterator[list[Completion]]:
         train = self.spot in ("tail", "both") and self.versions.training_is_due(self.progress.step)
-        step = self.progress.step + 1
         coming = lambda: self._coming(self.prompts.index_of(requests[-1].id) + 1)  # noqa: E731
-        return self.cluster.rollout(step, requests, expected, RolloutMode(), train, coming=coming)
+        return self.cluster.rollout(self.progress.step + 1, requests, expected, RolloutMode(), train, coming=coming)
 
     def _coming(self, first: int) -> list[tuple[Request, float]]:
-        """What comes from this index on, with expected lengths: the next step's, or some of this one's if it replaces
-        groups. Whatever is wrong with a prompt is said when its turn comes."""
+        """The next step's requests with expected lengths; what is wrong with a prompt is said when its turn comes."""
         if self.progress.step + 1 >= self.config.steps:
             return []
         indices = range(first, first + self.config.rollout.prompts)
