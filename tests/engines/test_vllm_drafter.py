@@ -137,7 +137,7 @@ def test_hot_swap_under_load_loses_no_request(seen, plain, model, some):
 
 def test_a_worse_drafter_and_one_of_another_shape_are_refused(seen, plain):
     assert "is worse than version" in seen["worse"] and "the engine keeps version" in seen["worse"]
-    assert "gate_proj" in seen["other"] and "start the engine with it" in seen["other"]
+    assert "midlayer.mlp" in seen["other"] and "start the engine with it" in seen["other"]
     assert seen["other_by_worker"] == seen["other"], "by the worker itself too"
     after = seen["after_refusals"]
     assert after["tokens"] == plain
