@@ -163,7 +163,7 @@ def f(prompts, completions, **columns):
     ("act", "problem"),
     [
         ("raise ValueError('oops')", "raised ValueError: oops"),
-        ("return [float('nan')]", "returned nan"),
+        ("return [float('nan') for _ in completions]", "returned nan"),
         ("time.sleep(99)", "took longer"),
     ],
 )
