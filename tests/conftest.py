@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ BESIDE_OTHERS = "PYTEST_XDIST_WORKER" in os.environ
 torch.set_num_threads(1 if BESIDE_OTHERS else 2)
 if BESIDE_OTHERS:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests start
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as jobs in the background of a shell do; tests send it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run in Triton's interpreter where there is no GPU
 

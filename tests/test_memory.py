@@ -153,7 +153,7 @@ def test_plan_is_shown_and_training_says_it(tmp_path, capsys):
     capsys.readouterr()
     quick = ["steps=1", "rollout.prompts=1", "rollout.samples=2", "rollout.max_tokens=8", "cluster.workers=1"]
     assert here("train", *quick, "log.tensorboard=false", f"run_dir={tmp_path / 'run'}") == 0
-    assert "memory " in capsys.readouterr().out
+    assert "\nmemory: " in capsys.readouterr().out
 
 
 def test_what_does_not_fit_is_refused_before_it_starts(tmp_path, capsys, monkeypatch):

@@ -146,7 +146,14 @@ def test_data_that_was_given_in_python_is_given_there_again(tmp_path, capsys):
         "learn.lr": 1e-4
     }
     rows = [{"prompt": "1 + 1 ="}]
-    Trainer("embedded", rows, lambda completions: [1.0], steps=1, run_dir=tmp_path / "run", settings=settings).train()
+    Trainer(
+        "embedded",
+        rows,
+        lambda completions: [1.0] * len(completions),
+        steps=1,
+        run_dir=tmp_path / "run",
+        settings=settings,
+    ).train()
     assert here("train", "--resume", tmp_path / "run", "steps=2") == 2
     assert f"resume it there, with Trainer.resume('{tmp_path / 'run'}', data, reward)" in capsys.readouterr().err
 

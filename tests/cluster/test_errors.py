@@ -52,7 +52,7 @@ def check(tmp_path, undisturbed, workers: int, what: str, kind: str = "error", b
     spot = "tail" if workers > 1 else "update"
     if what == "training" and workers == 1:
         what = "spend"
-    call = {"round": 3, "save": 1}.get(what, 2)
+    call = {"round": 3, "save": 1, "ahead": 1}.get(what, 2)
     words = [*WORDS, f"run_dir={run}", f"cluster.workers={workers}", f"spot.when={spot}", f"cluster.backend={backend}"]
     words.append(f"rollout.write_ahead={str(what == 'ahead').lower()}")  # otherwise idle workers train
     worker = "any" if what in ("training", "ahead") else workers - 1  # whoever runs dry first
