@@ -222,9 +222,9 @@ def test_paths_of_the_machine_where_a_tokenizer_was_made_are_not_followed(model,
     """Old versions wrote them; they mean nothing."""
     edit(
         model / "tokenizer_config.json",
-        tokenizer_file="/root/x/tokenizer.json",
-        special_tokens_map_file="/root/x/special_tokens_map.json",
-        name_or_path="/root/x",
+        tokenizer_file="/elsewhere/x/tokenizer.json",
+        special_tokens_map_file="/elsewhere/x/special_tokens_map.json",
+        name_or_path="/elsewhere/x",
     )
     assert load_tokenizer(str(model)).encode_prompt(CHAT)
 
