@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from statistics import median
 
 import pytest
 
@@ -98,10 +99,22 @@ def test_gradients_wait_for_their_groups_and_fit_into_the_idle_time():
 
 
 def test_writing_ahead_by_hand():
-    assert write_ahead(30.0, 1, [10, 100], PACE, 64) == [10.0, 25.0], "15 s for two, 15 for the longer one"
-    assert write_ahead(30.0, 1, [10, 100], PACE, 1) == [10.0, 0.0], "one slot"
-    assert write_ahead(1e9, 3, [10, 100, 7, 3], PACE, 64) == [10.0, 100.0, 7.0, 3.0]
-    assert write_ahead(0.0, 1, [10], PACE, 64) == [0.0]
+    assert write_ahead(30.0, 1, [10, 100], PACE, 64) == ([10.0, 25.0], 30.0), "15 s for two, 15 for the longer one"
+    assert write_ahead(30.0, 1, [10, 100], PACE, 1) == ([10.0, 0.0], 10.0), "one slot"
+    written, spent = write_ahead(1e3, 3, [10, 100, 7, 3], PACE, 64)
+    assert written == [10.0, 100.0, 7.0, 3.0]
+    assert spent == pytest.approx(3 * 1.5 + 7 * 1.0 + 100.0 + 7.0), "with nothing left to write they are idle"
+    assert write_ahead(0.0, 1, [10], PACE, 64) == ([0.0], 0.0)
+
+
+def test_a_run_that_writes_ahead_says_how_alike_its_policies_are(tmp_path):
+    words = ["steps=4", "rollout.prompts=3", "rollout.samples=4", "rollout.max_tokens=160", "cluster.workers=2"]
+    words += ["rollout.write_ahead=true", "spot.when=off", "log.tensorboard=false", "model.threads=1"]
+    run, rows = train(load_config(None, [*words, f"run_dir={tmp_path / 'run'}"]))
+    found = measure_run(read_run(run.folder))
+    measured = [row["ahead/tokens_per_flip"] for row in rows[1:] if "ahead/tokens_per_flip" in row]
+    assert measured and found.tokens_per_flip == pytest.approx(median(measured))
+    assert found.dry > 0
 
 
 def test_coupling_keeps_tokens_up_to_the_first_flip():

@@ -43,12 +43,16 @@ class Coupling:
         return min(written, flip)
 
 
-def write_ahead(seconds: float, workers: int, lengths: Sequence[int], curve: BatchCurve, slots: int) -> list[float]:
-    """So many workers decode the next step's requests for `seconds` each -> tokens written of each request. They are
-    dealt evenly, and a worker's are begun together, as far as there are slots."""
-    if seconds <= 0 or not workers:
-        return [0.0] * len(lengths)
+def write_ahead(
+    seconds: float, workers: int, lengths: Sequence[int], curve: BatchCurve, slots: int
+) -> tuple[list[float], float]:
+    """So many workers decode the next step's requests for `seconds` each -> tokens written of each request, and the
+    worker seconds that it took: fewer where they are all written. They are dealt evenly, and a worker's are begun
+    together, as far as there are slots."""
     written = [0.0] * len(lengths)
+    spent = 0.0
+    if seconds <= 0:
+        return written, spent
     for worker in range(min(workers, len(lengths))):
         mine = sorted(range(worker, len(lengths), workers)[:slots], key=lambda r: lengths[r])
         left = seconds
@@ -59,4 +63,5 @@ def write_ahead(seconds: float, workers: int, lengths: Sequence[int], curve: Bat
             left -= gained * token_s
             tokens += gained
             written[request] = tokens  # it has ended, or the time is over for it and for all that are longer
-    return written
+        spent += seconds - left
+    return written, spent

@@ -17,7 +17,8 @@ from paceline.report.rundata import RunData
 from paceline.simulate.costs import BatchCurve, StepCosts, StepWork
 
 MIN_PLAIN = 3  # plain rounds of a batch size that say what one costs
-TOKENS_PER_FLIP = "rollout/tokens_per_flip"
+TOKENS_PER_FLIP = "ahead/tokens_per_flip"
+DRY = ("idle_s", "training_s", "ahead_s")  # worker seconds with nothing to decode, by what is done in them
 AFTER = ("reward", "end_rollout", "train_drafter", "merge_drafter", "save_checkpoint")  # parts of a step
 
 
@@ -60,7 +61,7 @@ def measure_run(run: RunData) -> MeasuredRun:
         after_s=fmean(sum(row.get(f"timing_s/{part}", 0.0) for part in AFTER) for row in rows),
     )
     step_s = fmean(row["timing_s/step"] for row in rows)
-    dry_s = sum(row.get("cluster/idle_s", 0.0) + row.get("cluster/training_s", 0.0) for row in rows)
+    dry_s = sum(row.get(f"cluster/{kind}", 0.0) for row in rows for kind in DRY)
     flips = [row[TOKENS_PER_FLIP] for row in rows if TOKENS_PER_FLIP in row]
     return MeasuredRun(
         costs,

@@ -131,7 +131,5 @@ class Simulator:
         and the worker seconds that it takes."""
         idle_workers = workers - 1
         curve = self.costs.adaptive
-        written = write_ahead(idle_s / idle_workers, idle_workers, work.lengths, curve, self.slots)
-        kept = [self.coupling.kept(tokens, i, step) for i, tokens in enumerate(written)]
-        unused = not any(tokens < length for tokens, length in zip(written, work.lengths, strict=True))
-        return _Ahead(written, kept), 0.0 if unused and not any(written) else idle_s
+        written, spent_s = write_ahead(idle_s / idle_workers, idle_workers, work.lengths, curve, self.slots)
+        return _Ahead(written, [self.coupling.kept(tokens, i, step) for i, tokens in enumerate(written)]), spent_s

@@ -83,7 +83,7 @@ def mean_score(task: Forecast, predicted: Sequence[Prediction]) -> BaselineScore
 
 
 def direction(task: Forecast) -> dict[str, float]:
-    """Share of days whose sign is guessed right: always up, like yesterday, against yesterday."""
+    """Share of days whose sign is predicted right: always up, like yesterday, against yesterday."""
     up = np.array([task.returns[target] > 0 for target in task.targets])
     before = np.array([task.returns[target - 1] > 0 for target in task.targets])
     same = float(np.mean(up == before))
