@@ -3,12 +3,14 @@ vLLM without speculation, on the same requests.
 
     python benchmarks/vllm_from_nothing.py --model embedded --rounds 5 --requests 32 --max-tokens 400   # on a CPU
     python benchmarks/vllm_from_nothing.py --model MODEL --rounds 20 --requests 128 --temperature 1.0 \\
-        --gap 5 --where process --llm '{"gpu_memory_utilization": 0.6}'                                 # on a GPU
+        --gap 5 --where process --together \\
+        --llm '{"gpu_memory_utilization": 0.4, "kv_cache_memory_bytes": 16000000000}'                   # on a GPU
 
 Between two rounds the engine is idle for `--gap` seconds, as it is while a learner updates its policy; the drafter is
 trained in that time (`--where process`: by a process of its own, `here`: by the engine's). The gap is the same for both
-engines and is not counted; whatever training takes beyond it is. Each engine runs in a process of its own. The last
-line is JSON. vLLM on a CPU draws wrongly above temperature 0 when it speculates: leave --temperature at 0 there.
+engines and is not counted; whatever training takes beyond it is. Each engine runs in a process of its own; with
+--together both start at the same time, and answer one after the other. The last line is JSON. vLLM on a CPU draws
+wrongly above temperature 0 when it speculates: leave --temperature at 0 there.
 """
 
 from __future__ import annotations
@@ -24,12 +26,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from one_at_a_time import alone, wait_for_all
 from paceline.integrations.export import export_policy
 from paceline.model.checkpoint import EMBEDDED
 from paceline.model.tokenizer import load_tokenizer
 from paceline.tasks.countdown import Countdown
 
 ENGINES = ("plain", "follow")
+START_S = 900
+ROUND_S = 300
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
@@ -49,6 +54,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="that the drafter is trained on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--llm", type=json.loads, default={}, help="more arguments of vLLM's LLM, as JSON")
+    parser.add_argument("--together", action="store_true", help="start both engines at the same time")
     parser.add_argument("--out", type=Path, help="also write the JSON here")
     parser.add_argument("--run", choices=ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
@@ -93,13 +99,15 @@ def answer_rounds(args: argparse.Namespace, model: Path) -> list[dict[str, float
             detokenize=False, seed=args.seed if args.temperature else None,
         )  # fmt: skip
         llm.generate([{"prompt_token_ids": prompts[0]}], sampling, use_tqdm=False)  # what is slow the first time
+        wait_for_all(args.result.parent, args.run, ENGINES if args.together else [args.run], START_S)
         rows = []
-        for i in range(args.rounds):
-            some = [{"prompt_token_ids": p} for p in prompts[i * args.requests : (i + 1) * args.requests]]
-            row = answer_round(llm, some, sampling)
-            row |= idle(args, trainer)
-            print(args.run, i + 1, row, file=sys.stderr, flush=True)
-            rows.append(row)
+        with alone(args.result.parent):
+            for i in range(args.rounds):
+                some = [{"prompt_token_ids": p} for p in prompts[i * args.requests : (i + 1) * args.requests]]
+                row = answer_round(llm, some, sampling)
+                row |= idle(args, trainer)
+                print(args.run, i + 1, row, file=sys.stderr, flush=True)
+                rows.append(row)
         if trainer is not None:
             trainer.close()
         return rows
@@ -145,12 +153,22 @@ def idle(args: argparse.Namespace, trainer: Any) -> dict[str, float]:
     return {"version": version, "overdrawn": round(max(0.0, time.perf_counter() - started - args.gap), 3)}
 
 
-def run_engine(args: argparse.Namespace, name: str, model: Path, folder: Path) -> list[dict[str, float]]:
+def start_engine(name: str, model: Path, folder: Path) -> subprocess.Popen[bytes]:
     """In a process of its own."""
-    result = folder / f"{name}.json"
-    words = [*sys.argv[1:], "--model", str(model), "--run", name, "--result", str(result)]
-    subprocess.run([sys.executable, __file__, *words], check=True, stdout=sys.stderr)
-    return json.loads(result.read_text())
+    words = [*sys.argv[1:], "--model", str(model), "--run", name, "--result", str(folder / f"{name}.json")]
+    return subprocess.Popen([sys.executable, __file__, *words], stdout=sys.stderr)
+
+
+def run_engines(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, list[dict[str, float]]]:
+    for names in [ENGINES] if args.together else [(name,) for name in ENGINES]:
+        running = [start_engine(name, model, folder) for name in names]
+        try:
+            if any(process.wait(START_S + args.rounds * ROUND_S) for process in running):
+                raise SystemExit(f"{' and '.join(names)}: an engine failed; the lines above say why")
+        finally:
+            for process in running:
+                process.kill()
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in ENGINES}
 
 
 def main() -> None:
@@ -163,7 +181,7 @@ def main() -> None:
         if args.model in ("embedded", str(EMBEDDED)):
             model = Path(folder) / "policy"
             export_policy("embedded", model)
-        found = {name: run_engine(args, name, model, Path(folder)) for name in ENGINES}
+        found = run_engines(args, model, Path(folder))
     report(args, found["plain"], found["follow"])
 
 

@@ -8,13 +8,13 @@
 On an H200 (DEEP and its drafter are what docs/grown-models.md makes; vLLM 0.26 stands beside torch 2.11):
 
     export VLLM_USE_FLASHINFER_SAMPLER=0
-    python benchmarks/vllm_side.py --model DEEP --out OUT --sides ours,adaptive,vllm,vllm:7      # about 8 minutes
-    python benchmarks/vllm_side.py --model DEEP --out OUT --sides vllm:1,vllm:3,vllm:5           # about 6 minutes
-    python benchmarks/vllm_side.py --model DEEP --out OUT --sides tuned                          # about 3 minutes
+    python benchmarks/vllm_side.py --model DEEP --out OUT --together 3 --sides ours,adaptive,vllm,vllm:7,tuned
+    python benchmarks/vllm_side.py --model DEEP --out OUT --together 3 --sides vllm:1,vllm:3,vllm:5
     python benchmarks/vllm_side.py --model DEEP --out OUT                         # all is there: the table and the JSON
 
-Every side is a process of its own, because an engine keeps the card's memory, and leaves OUT/side-SIDE.json; one that
-is there is not run again. `ours` is our engine without speculation, `adaptive` with it; `vllm` is vLLM without
+Every side is a process of its own, and leaves OUT/side-SIDE.json; one that is there is not run again. With --together N
+so many sides of vLLM start at the same time, each with --vllm-kv-gb for its KV cache, and are measured one after the
+other. `ours` is our engine without speculation, `adaptive` with it; `vllm` is vLLM without
 speculation, `vllm:K` with the exported drafter and static depth K, `tuned` with Paceline's scheduler, depths up to
 --depth.
 
@@ -37,6 +37,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from one_at_a_time import alone, forget, wait_for_all
+
+OURS = ("ours", "adaptive")
 SOURCE = Path(__file__).parents[1] / "src"
 START_S = 900  # that a side may take beside its turns
 TURN_S = 300
@@ -60,6 +63,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--eager", action="store_true", help="vLLM without compiling and without CUDA graphs")
     parser.add_argument("--vllm-python", default=sys.executable, help="a Python that has vLLM")
     parser.add_argument("--kv-gb", type=float, default=24.0, help="for the KV pages of our engine, on a GPU")
+    parser.add_argument("--together", type=int, default=1, help="sides of vLLM that start at the same time")
+    parser.add_argument("--vllm-kv-gb", type=float, default=8.0, help="for the KV cache of each of them")
+    parser.add_argument("--group", default="", help=argparse.SUPPRESS)  # the sides that start with this one
     parser.add_argument("--serve", metavar="SIDE", help=argparse.SUPPRESS)
     words = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(words)
@@ -79,9 +85,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     print_card(card)
     statics = [f"vllm:{depth}" for depth in args.static.split(",") if depth]
     every = ["ours", "adaptive", "vllm", *statics, "tuned"]
-    for side in args.sides.split(",") if args.sides else every:
-        if not file_of(args, side).exists():
-            run_side(args, side)
+    missing = [side for side in (args.sides.split(",") if args.sides else every) if not file_of(args, side).exists()]
+    for group in groups(missing, args.together):
+        run_sides(args, group)
     found = {side: json.loads(file_of(args, side).read_text()) for side in every if file_of(args, side).exists()}
     rows = make_rows(found)
     print_rows(rows, card)
@@ -175,19 +181,34 @@ def file_of(args: argparse.Namespace, side: str) -> Path:
     return Path(args.out) / f"side-{side.replace(':', '-')}.json"
 
 
-def run_side(args: argparse.Namespace, side: str) -> None:
-    python = sys.executable if side in ("ours", "adaptive") else args.vllm_python
-    command = [python, __file__, *args.words, "--serve", side]
+def groups(sides: list[str], together: int) -> list[list[str]]:
+    """Our own engine starts fast and wants the card for itself."""
+    own = [[side] for side in sides if side in OURS]
+    others = [side for side in sides if side not in OURS]
+    return own + [others[i : i + together] for i in range(0, len(others), together)]
+
+
+def run_sides(args: argparse.Namespace, sides: list[str]) -> None:
     path = os.pathsep.join(filter(None, [str(plugin_folder(args)), str(SOURCE), os.environ.get("PYTHONPATH")]))
-    limit = START_S + TURN_S * (1 + args.repeat)
+    limit = START_S + TURN_S * (1 + args.repeat) * len(sides)
     started = time.perf_counter()
-    with (args.out / f"{file_of(args, side).stem}.log").open("w") as log:
-        done = subprocess.run(
-            command, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": path}, timeout=limit, check=False
-        )
-    if done.returncode:
-        raise SystemExit(f"{side} failed; {log.name} says why")
-    print(f"{side} took {time.perf_counter() - started:.0f} s", flush=True)
+    forget(args.out, sides)
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    for side in sides:
+        python = sys.executable if side in OURS else args.vllm_python
+        command = [python, __file__, *args.words, "--serve", side, "--group", ",".join(sides)]
+        log = file_of(args, side).with_suffix(".log").open("w")
+        running[side] = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": path})
+    try:
+        for side, process in running.items():
+            if process.wait(timeout=limit - (time.perf_counter() - started)):
+                print(f"{side} failed; {file_of(args, side).with_suffix('.log').name} says why", flush=True)
+    finally:
+        for process in running.values():
+            process.kill()
+    print(f"{', '.join(sides)} took {time.perf_counter() - started:.0f} s", flush=True)
+    if failed := [side for side in sides if not file_of(args, side).exists()]:
+        raise SystemExit(f"{', '.join(failed)} failed")
 
 
 def plugin_folder(args: argparse.Namespace) -> Path:
@@ -205,8 +226,21 @@ def plugin_folder(args: argparse.Namespace) -> Path:
 def serve(args: argparse.Namespace) -> None:
     work = json.loads((args.out / "work.json").read_text())
     started = time.perf_counter()
-    side = Ours(args, work) if args.serve in ("ours", "adaptive") else Vllm(args, work)
-    found: dict[str, Any] = {"start_s": round(time.perf_counter() - started, 1), "parts": {}}
+    group = args.group.split(",")
+    try:
+        side = Ours(args, work) if args.serve in OURS else Vllm(args, work)
+    except BaseException:
+        (args.out / f"{args.serve}.started").touch()  # the others need not wait
+        raise
+    start_s = round(time.perf_counter() - started, 1)
+    wait_for_all(args.out, args.serve, group, START_S)
+    with alone(args.out):
+        found = {"start_s": start_s, "started_together": len(group)} | measure(args, side, work)
+    file_of(args, args.serve).write_text(json.dumps(found))
+
+
+def measure(args: argparse.Namespace, side: Ours | Vllm, work: dict[str, dict[str, list]]) -> dict[str, Any]:
+    found: dict[str, Any] = {"parts": {}}
     for part, requests in work.items():
         turns = []
         for turn in range(1 + args.repeat):
@@ -221,8 +255,7 @@ def serve(args: argparse.Namespace) -> None:
             "accept_length": accept_length(before, side.counts()),
         }
         print(part, found["parts"][part], flush=True)
-    found["tuner"] = side.tuner()
-    file_of(args, args.serve).write_text(json.dumps(found))
+    return found | {"tuner": side.tuner()}
 
 
 def accept_length(before: tuple[float, float], after: tuple[float, float]) -> float | None:
@@ -289,7 +322,7 @@ class Vllm:
 
     def __init__(self, args: argparse.Namespace, work: dict[str, dict[str, list]]):
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        os.environ.setdefault("VLLM_CACHE_ROOT", str(args.out.resolve() / "vllm-cache"))
+        os.environ.setdefault("VLLM_CACHE_ROOT", str(args.out.resolve() / f"cache-{file_of(args, args.serve).stem}"))
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
         import torch
         from vllm import LLM
@@ -315,9 +348,17 @@ class Vllm:
             enforce_eager=args.eager,
             disable_log_stats=False,
             seed=0,
-            **({"gpu_memory_utilization": 0.8} if card else {}),
+            **(self.memory(args) if card else {}),
             **options,
         )
+
+    @staticmethod
+    def memory(args: argparse.Namespace) -> dict[str, Any]:
+        """What is free while others start is no measure, so the KV cache has a given size then."""
+        if args.together == 1:
+            return {"gpu_memory_utilization": 0.8}
+        size = int(args.vllm_kv_gb * 1e9)
+        return {"gpu_memory_utilization": round(0.9 / args.together, 3), "kv_cache_memory_bytes": size}
 
     def answer(self, prompts: list[list[int]], lengths: list[int], temperature: float) -> float:
         from vllm import SamplingParams
