@@ -193,6 +193,7 @@ def run_sides(args: argparse.Namespace, sides: list[str]) -> None:
     limit = START_S + TURN_S * (1 + args.repeat) * len(sides)
     started = time.perf_counter()
     forget(args.out, sides)
+    failed = []
     running: dict[str, subprocess.Popen[bytes]] = {}
     for side in sides:
         python = sys.executable if side in OURS else args.vllm_python
@@ -202,13 +203,15 @@ def run_sides(args: argparse.Namespace, sides: list[str]) -> None:
     try:
         for side, process in running.items():
             if process.wait(timeout=limit - (time.perf_counter() - started)):
-                print(f"{side} failed; {file_of(args, side).with_suffix('.log').name} says why", flush=True)
+                failed.append(side)
     finally:
         for process in running.values():
             process.kill()
     print(f"{', '.join(sides)} took {time.perf_counter() - started:.0f} s", flush=True)
-    if failed := [side for side in sides if not file_of(args, side).exists()]:
-        raise SystemExit(f"{', '.join(failed)} failed")
+    if failed:
+        raise SystemExit(
+            "\n".join(f"{side} failed; {file_of(args, side).with_suffix('.log')} says why" for side in failed)
+        )
 
 
 def plugin_folder(args: argparse.Namespace) -> Path:

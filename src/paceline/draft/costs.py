@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from paceline.draft.acceptance import ENOUGH, HORIZON
+from paceline.draft.decision import Choice
 from paceline.draft.strategy import PLAIN, Strategy
 
 
@@ -17,9 +18,16 @@ class Cost:
     def __init__(self, seconds: Iterable[float] = (), round: int = 0):
         self.seconds = deque(seconds, maxlen=ENOUGH)
         self.round = round
+        self.first = False
+        """Whether all there is was measured in the first round after others (`Choice.first`)."""
         self.median = median(self.seconds) if self.seconds else 0.0
 
-    def add(self, seconds: float, round: int) -> None:
+    def add(self, seconds: float, round: int, first: bool = False) -> None:
+        if first and self.seconds and not self.first:
+            return
+        if self.first and not first:
+            self.seconds.clear()
+        self.first = first
         if round - self.round > HORIZON:  # contexts were shorter or longer then
             self.seconds = deque(list(self.seconds)[-1:], maxlen=ENOUGH)
         self.seconds.append(seconds)
@@ -74,12 +82,13 @@ class CostTable:
             ratios.append(1 + max(0.0, beyond) * _work(strategy) / _work(other))
         return self.plain[size].median * min(ratios, default=1.0)
 
-    def observe(self, size: int, strategy: Strategy, seconds: float, catch_up_rows: int, round: int) -> None:
+    def observe(self, size: int, choice: Choice, seconds: float, catch_up_rows: int, round: int) -> None:
+        strategy = choice.strategy
         if not catch_up_rows:
             if size not in self.costs[strategy]:
                 self.costs[strategy][size] = Cost()
                 self._guesses.clear()
-            self.costs[strategy][size].add(seconds, round)
+            self.costs[strategy][size].add(seconds, round, choice.first)
         elif size in self.plain:
             beyond = max(0.0, seconds - self.round_s(size, strategy))
             known = self._catch_ups.setdefault((strategy.drafter, size), deque(maxlen=ENOUGH))

@@ -34,6 +34,9 @@ class Choice:
     strategy: Strategy
     trial: bool = False
     """Chosen to learn about it, not because it is the best known."""
+    first: bool = False
+    """Plain decoding after another strategy. It builds what the next plain round reuses, so it is always followed by
+    one, and its seconds count only until that one's are known."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ are written. Today it depends on past rounds and on the batch alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
@@ -45,6 +45,7 @@ class Tuner:
         self._trial_due: dict[str, float] = {}  # by drafter or family: the `total_s` from which on it may have one
         self._batch = 0  # of the last round
         self._best = PLAIN  # of the last decision
+        self._last = Choice(PLAIN)
 
     def choose(self, context: BatchContext) -> Choice:
         """The strategy of the next round. The outcomes of earlier rounds may be observed later."""
@@ -57,6 +58,14 @@ class Tuner:
         size = bucket(self._ladder, context.batch)
         if context.slowest is not None:
             self.stragglers.ratios[size] = context.slowest
+        if self._last.first:
+            self._last = replace(self._last, first=False)
+        else:
+            choice = self._decide(size, context)
+            self._last = replace(choice, first=choice.strategy.plain and not self._last.strategy.plain)
+        return self._last
+
+    def _decide(self, size: int, context: BatchContext) -> Choice:
         if len(self.strategies) == 1 or size not in self._costs.plain:
             return Choice(PLAIN)
         seconds = {s: self._token_s(size, s, context) for s in self.strategies if context.allows(s)}
@@ -127,7 +136,7 @@ class Tuner:
         self._trial_due[self._trial_of(strategy)] = self.total_s + wait_s
         if not outcome.captured:
             size = bucket(self._ladder, outcome.batch)
-            self._costs.observe(size, strategy, outcome.seconds, outcome.catch_up_rows, self.round)
+            self._costs.observe(size, outcome.choice, outcome.seconds, outcome.catch_up_rows, self.round)
 
     def _lost_s(self, trial: RoundOutcome) -> float:
         """Its seconds, less what its tokens would have taken plainly. Where sequences end together, accepted draft

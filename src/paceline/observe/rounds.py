@@ -36,6 +36,8 @@ class RoundLog:
         self._interlude: _OpenSpan | None = None
         """Rounds of another kind since the current span, as long as they may be too short for a span of their own."""
         self._sums: dict[str, dict[int, RoundSums]] = {}
+        self._last: tuple[str, int] | None = None
+        """Strategy and batch size of the last round."""
         self._seconds_at: dict[int, float] = {}
         """Decoding seconds by batch size."""
 
@@ -47,7 +49,9 @@ class RoundLog:
         if round.strategy != PREFILL:
             self._seconds_at[round.batch] = self._seconds_at.get(round.batch, 0.0) + round.seconds
             by_bucket = self._sums.setdefault(round.strategy, {})
-            by_bucket.setdefault(bucket_of(round.batch), RoundSums()).add(round)
+            steady = (round.strategy, round.batch) == self._last
+            by_bucket.setdefault(bucket_of(round.batch), RoundSums()).add(round, steady)
+        self._last = (round.strategy, round.batch)
         self._place(round)
         elapsed = round.at + round.seconds - self._began
         if self._interlude and self._interlude.seconds >= MIN_VISIBLE * elapsed:

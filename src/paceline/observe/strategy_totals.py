@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from paceline.observe.timeline import Span
@@ -17,19 +17,24 @@ class RoundSums:
     """Rounds of one strategy in one bucket of batch sizes, while they are counted."""
 
     seconds: list[float] = field(default_factory=list)
+    steady: list[float] = field(default_factory=list)
     plain_equivalent: float = 0.0
     tokens: int = 0
 
-    def add(self, round: RoundRecord) -> None:
+    def add(self, round: RoundRecord, steady: bool) -> None:
         self.seconds.append(round.seconds)
+        if steady:
+            self.steady.append(round.seconds)
         self.plain_equivalent += round.tokens / round.batch
         self.tokens += round.tokens
 
     def row(self) -> list[float]:
         """As `read_totals` reads it."""
         seconds = self.seconds
-        typical = rounded(median(seconds))
-        return [len(seconds), rounded(sum(seconds)), typical, rounded(self.plain_equivalent), self.tokens]
+        steady = self.steady or seconds
+        typical = rounded(median(steady))
+        equivalent = rounded(self.plain_equivalent)
+        return [len(seconds), rounded(sum(seconds)), typical, equivalent, self.tokens, rounded(fmean(steady))]
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,13 @@ class StrategyTotals:
     rounds: int
     seconds: float
     median_s: float
-    """Seconds of one round, the median."""
+    """Seconds of one round, the median of those that followed one of the same strategy and batch size, if any did:
+    the first one builds what the next ones reuse."""
     plain_equivalent: float
     """Plain rounds that would have written as much: the sum over rounds of tokens / sequences in the batch."""
     tokens: int
+    mean_s: float
+    """As `median_s`, the mean."""
 
 
 def read_totals(spans: list[Span]) -> list[StrategyTotals]:
@@ -54,9 +62,10 @@ def read_totals(spans: list[Span]) -> list[StrategyTotals]:
     out = []
     for span in spans:
         for strategy, by_bucket in span.args.get("strategies", {}).items():
-            for bucket, (rounds, seconds, typical, equivalent, tokens) in by_bucket.items():
+            for bucket, (rounds, seconds, typical, equivalent, tokens, *steady) in by_bucket.items():
                 counts = (span.step, strategy, int(bucket), int(rounds))
-                out.append(StrategyTotals(*counts, seconds, typical, equivalent, int(tokens)))
+                mean = steady[0] if steady else seconds / rounds  # earlier runs have none
+                out.append(StrategyTotals(*counts, seconds, typical, equivalent, int(tokens), mean))
     return out
 
 

@@ -98,7 +98,7 @@ class Timeline:
 
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 Count = Annotated[int, Field(ge=0, le=2**62)]
-TotalsRow = Annotated[list[Annotated[int | float, Field(ge=0, le=1e12)]], Field(min_length=5, max_length=5)]
+TotalsRow = Annotated[list[Annotated[int | float, Field(ge=0, le=1e12)]], Field(min_length=5, max_length=6)]
 """The fields of `StrategyTotals` from `rounds` on."""
 
 

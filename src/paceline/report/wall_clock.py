@@ -2,7 +2,8 @@
 
 A rollout with plain decoding is played through: every round adds a token to each sequence that is not finished, so that
 the lengths of the answers say how many sequences decode in each round, and what a plain round costs at that batch size
-is known from the plain rounds that the tuner has run. With several workers the slowest one counts.
+is known from the plain rounds that the tuner has run, two in a row, because the first one builds what the next ones
+reuse. With several workers the slowest one counts.
 
 Plain rounds are few where speculation pays, and a machine is not equally fast in every step. So their costs are fitted
 together with those of all other rounds, seconds(step, strategy, batch size) = speed(step) x cost(strategy, batch
@@ -108,7 +109,10 @@ def _decoding_s(run: RunData) -> dict[int, dict[int, float]]:
 def _fit(totals: Sequence[StrategyTotals]) -> tuple[dict[int, float], dict[int, float]]:
     """The factor of each step, and seconds of a plain round by batch size at a factor of 1. A count weighs by its root:
     the rounds of a rollout are slow or fast together."""
-    seen = [(t.step, (t.strategy, t.bucket), math.log(t.seconds / t.rounds), math.sqrt(t.rounds)) for t in totals]
+    seen = []
+    for t in totals:
+        seconds = t.mean_s if t.strategy == PLAIN_NAME else t.seconds / t.rounds
+        seen.append((t.step, (t.strategy, t.bucket), math.log(seconds), math.sqrt(t.rounds)))
     speed = dict.fromkeys((step for step, *_ in seen), 0.0)
     costs: dict[tuple[str, int], float] = {}
     for _ in range(FIT_PASSES):

@@ -98,23 +98,28 @@ class NoiseAhead:
     """The noise of a batch, computed for a few positions at a time while the batch stays as it is.
 
     Making noise is some thirty operations on few numbers. A GPU hides them in a graph; for a small model on a CPU
-    they would be a tenth of a step, so small batches there prepare several positions at once."""
+    they would be a tenth of a step, so small batches there prepare several positions at once: twice as many each time,
+    because a single plain round among others would throw the rest away."""
 
     BLOCK = 4096  # numbers per block: beyond this, making noise is no longer a matter of overhead
+    MOST = 16  # positions
 
     def __init__(self, vocab: int, dtype: torch.dtype):
         self.vocab = vocab
         self.dtype = noise_dtype(dtype)
         self._block: list[Tensor] = []
+        self._count = 1  # positions of the next block
 
     def forget(self) -> None:
         self._block = []
+        self._count = 1
 
     def next(self, keys: Tensor, positions: Tensor) -> Tensor:
         """Noise [B, V] of the requests `keys` at `positions`, which must be one past the last call's (or `forget`)."""
         if not self._block:
-            count = 1 if keys.is_cuda else max(1, min(16, self.BLOCK // (len(keys) * self.vocab)))
+            count = 1 if keys.is_cuda else max(1, min(self._count, self.BLOCK // (len(keys) * self.vocab)))
             self._block = list(noise_ahead(keys, positions, count, self.vocab, self.dtype).unbind(1))[::-1]
+            self._count = min(2 * self._count, self.MOST)
         return self._block.pop()
 
 
