@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+CODE_COLUMNS = 100
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -51,6 +52,14 @@ def commands() -> list[tuple[str, str]]:
 
 def join(block: str) -> str:
     return re.sub(r"\\\n\s*", " ", block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_code_fits(page):
+    """In the column of the site, without a bar to scroll it; only a single word may be longer."""
+    lines = [line for _, block in FENCE.findall(page.read_text(encoding="utf-8")) for line in block.split("\n")]
+    too_long = [line for line in lines if len(line.rstrip(" \\")) > CODE_COLUMNS]
+    assert not [line for line in too_long if not re.fullmatch(r" *('[^']*'|[^' ]*)", line.rstrip(" \\"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
