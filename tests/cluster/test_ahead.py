@@ -24,14 +24,18 @@ from .test_kills import Killer, check, kill
 
 TAIL = ["rollout.write_ahead=true", "rollout.max_tokens=160", "rollout.prompts=3", "learn.lr=1e-3", "spot.when=off"]
 """Long completions, few of them, and large updates: idle time, and flips."""
+EVALUATED = ["eval.task=countdown", "eval.task_settings={difficulty: easy}", "eval.prompts=3", "eval.max_tokens=20",
+             "eval.every=1"]  # fmt: skip
+FILTERED = ["rollout.min_tokens=40", "rollout.top_p=0.9", "rollout.stop=['7 ']"]
+PLAIN = ["rollout.samples=3", "rollout.max_batch=2", "speculation.mode=plain"]
 EVERYTHING = [
-    [],
-    ["eval.task=countdown", "eval.task_settings={difficulty: easy}", "eval.prompts=3", "eval.max_tokens=20",
-     "eval.every=1"],
-    ["learn.lora.rank=4"],
-    ["rollout.min_tokens=40", "rollout.top_p=0.9", "rollout.stop=['7 ']"],
-    ["rollout.samples=3", "rollout.max_batch=2", "speculation.mode=plain"],
-]  # fmt: skip
+    pytest.param([*EVALUATED, *FILTERED], id="speculating"),
+    pytest.param(PLAIN, id="plain"),
+    pytest.param([], id="alone", marks=pytest.mark.soak),
+    pytest.param(EVALUATED, id="evaluated", marks=pytest.mark.soak),
+    pytest.param(["learn.lora.rank=4"], id="lora", marks=pytest.mark.soak),
+    pytest.param(FILTERED, id="filtered", marks=pytest.mark.soak),
+]
 
 
 def steps(folder, count: int, *words: str):
@@ -44,10 +48,10 @@ def steps(folder, count: int, *words: str):
         trainer.close()
 
 
-@pytest.mark.parametrize("words", EVERYTHING, ids=["speculating", "evaluated", "lora", "filtered", "plain"])
+@pytest.mark.parametrize("words", EVERYTHING)
 def test_the_same_tokens_and_the_same_policy(tmp_path, words):
-    answers, learned, metrics = steps(tmp_path / "two", 4, *TAIL, "cluster.workers=2", *words)
-    alone = run(tmp_path / "one", 4, *TAIL, *words)
+    answers, learned, metrics = steps(tmp_path / "two", 3, *TAIL, "cluster.workers=2", *words)
+    alone = run(tmp_path / "one", 3, *TAIL, *words)
     assert answers == alone[0] and same_policy(learned, alone[1])
     verified = sum(row.get("ahead/verified_tokens", 0) for row in metrics)
     assert verified > 0 and sum(row["cluster/ahead_s"] for row in metrics) > 0
