@@ -1,5 +1,5 @@
-"""The race in vLLM's second model runner, whose kernels run on a CPU in Triton's interpreter: what its verification gives
-with Paceline's in its place. Runs in an environment of its own (`make test-vllm`), with the package on its path:
+"""The race in vLLM's second model runner, whose kernels run on a CPU in Triton's interpreter: what its verification
+gives with Paceline's in its place. Runs in an environment of its own (`make test-vllm`), with the package on its path:
 
 python race_second.py OUT
     {drafts, by request; alone, what passes without draft tokens draw at each position; verified, tokens by request}
@@ -7,9 +7,12 @@ python race_second.py OUT
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import os
 import sys
+from collections.abc import Callable
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -24,11 +27,11 @@ triton_utils.triton = triton
 triton_utils.tl = tl
 triton_utils.tldevice = libdevice
 
-from vllm.v1.worker.gpu.sample import gumbel
-from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+from vllm.v1.worker.gpu.sample import gumbel  # noqa: E402
+from vllm.v1.worker.gpu.spec_decode import rejection_sampler  # noqa: E402
 
-from paceline.integrations.vllm import same_tokens
-from paceline.integrations.vllm.race import RACING, RacedPass
+from paceline.integrations.vllm import same_tokens  # noqa: E402
+from paceline.integrations.vllm.race import RACING, RacedPass  # noqa: E402
 
 VOCAB, DEPTH, STATES = 300, 3, 8
 PLACES = [5, 0, 3, 6]
@@ -84,11 +87,8 @@ def main(out: str) -> None:
         json.dump(result, file)
 
 
-def inspected(draw):
+def inspected(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Newer versions have other noise for drafts."""
-    import functools
-    import inspect
-
     return functools.partial(draw, is_drafting=False) if "is_drafting" in inspect.signature(draw).parameters else draw
 
 

@@ -39,6 +39,7 @@ FIRST_VERIFIER = "vllm.v1.sample.rejection_sampler"
 SECOND_VERIFIER = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
 SECOND_SAMPLER = "vllm.v1.worker.gpu.sample.gumbel:gumbel_sample"
 log = logging.getLogger("vllm.paceline")
+_racing: set[str] = set()
 
 
 def wanted(vllm_config: Any) -> bool:
@@ -65,6 +66,11 @@ def racing_worker(init: Any) -> Any:
     return init_with_race
 
 
+def racing_runners() -> set[str]:
+    """The model runners of this process into which the race was put."""
+    return set(_racing)
+
+
 @functools.cache
 def _install(runner: str) -> str | None:
     """Once per process -> None, or why not."""
@@ -76,6 +82,7 @@ def _install(runner: str) -> str | None:
             _install_second()
         else:
             _install_first()
+        _racing.add(runner)
     except (ImportError, AttributeError) as err:
         return f"a name of vLLM {found} has moved ({err})"
     return None
