@@ -13,7 +13,7 @@ HIGH   := .venv-high
 # share. A file's tests stay together, because they share what takes long to make.
 WORKERS ?= 2
 
-.PHONY: train test lint docs soak sanitize test-vllm test-verl test-ranges clean
+.PHONY: train test lint docs soak sanitize test-vllm soak-vllm test-verl test-ranges clean
 
 train: $(READY)
 	$(BIN)/paceline train
@@ -33,7 +33,7 @@ docs: $(DOCS)
 
 # The long forms of the tests that CI runs short.
 soak: $(TESTS)
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest -m 'soak and not vllm'
 
 # Bad memory accesses and races of the kernels; needs a CUDA device and compute-sanitizer. Without PyTorch's own cache of
 # memory, so that what lies beside a tensor is not another one.
@@ -45,7 +45,11 @@ sanitize: $(TESTS)
 # Exported drafters and the tuner in vLLM, and the speculators library, which live in an environment of their own of
 # several GB. The package is found as this source tree, with the plug-in that its installation has listed.
 test-vllm: $(TESTS) $(VLLM)/.ready
-	PACELINE_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm -s tests/engines
+	PACELINE_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m 'vllm and not soak' -s tests/engines
+
+# The long forms of these.
+soak-vllm: $(TESTS) $(VLLM)/.ready
+	PACELINE_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m 'vllm and soak' -s tests/engines
 
 # The plug-in for verl beside verl's own configuration and server classes, under Ray, with vLLM on a CPU.
 test-verl: $(TESTS) $(VERL)/.ready

@@ -47,16 +47,23 @@ def _explain(model: Decoder, a: Completion, b: Completion) -> Difference:
     if shared is None:
         raise AssertionError(f"request {a.request.id} ended differently after the same tokens")
     tokens = [*a.request.prompt, *a.tokens[:shared]]
-    exact = _exact_logits(model, tokens)
     temperature = a.request.sampling.temperature
-    rounding = float((exact - _latest_logits(model, tokens)).abs().max()) / (temperature or 1.0)
-    scores = exact[-1] / (temperature or 1.0)
+    logits, rounded = exact_logits(model, tokens)
+    rounding = rounded / (temperature or 1.0)
+    scores = logits / (temperature or 1.0)
     if temperature:
         key = torch.tensor([request_key(a.request.seed, a.request.id)], device=model.device)
         position = torch.tensor([len(tokens)], device=model.device)
         scores = scores + gumbel(position_keys(key, position), len(scores), torch.float64)[0]
     gap = abs(float(scores[a.tokens[shared]] - scores[b.tokens[shared]]))
     return Difference(a.request.id, shared, gap, rounding, gap <= 2 * rounding)
+
+
+def exact_logits(model: Decoder, tokens: list[int]) -> tuple[Tensor, float]:
+    """Of the next token, float64 [V], from a pass in the wider precision; and the most that the model's own precision
+    has changed a logit by at the latest positions."""
+    exact = _exact_logits(model, tokens)
+    return exact[-1], float((exact - _latest_logits(model, tokens)).abs().max())
 
 
 @torch.no_grad()

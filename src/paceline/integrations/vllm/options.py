@@ -14,7 +14,8 @@ def paceline_options(
     drafter: str | os.PathLike[str], depth: int = 7, method: str = "eagle3", **tuner: Any
 ) -> dict[str, Any]:
     """For `LLM(model, **paceline_options("drafter"))`: `depth` is the deepest draft, and `tuner` may hold `depths`,
-    `explore`, `margin`, `state` (a file) and `log_s`."""
+    `explore`, `margin`, `state` (a file), `log_s` and `same_tokens`, by which a seed decides the tokens, whatever is
+    drafted."""
     additional = {"paceline": tuner}
     TunerSettings.of(additional).check(depth)
     return {

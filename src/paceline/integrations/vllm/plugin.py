@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.integrations.vllm.drafting import find, follow_schedule
 from paceline.integrations.vllm.graphs import list_graphs
+from paceline.integrations.vllm.same_tokens import racing_worker, seeding_core, wanted
 from paceline.integrations.vllm.settings import TunerSettings, depth_ladder, depth_table, is_ours
 from paceline.integrations.vllm.versions import installed_version, names_of
 
@@ -42,9 +43,11 @@ def with_table(create: Any) -> Any:
     @functools.wraps(create)
     def create_speculative_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         config = create(self, *args, **kwargs)
-        if not is_ours(self.scheduler_cls):
+        if not is_ours(self.scheduler_cls) and not wanted(self):
             return config
         settings = TunerSettings.of(self.additional_config)  # a wrong one is refused before anything is loaded
+        if not is_ours(self.scheduler_cls):
+            return config
         if config is None or config.num_speculative_tokens_per_batch_size:
             return config
         settings.check(config.num_speculative_tokens)
@@ -88,5 +91,7 @@ def drafter_changed_in(engine: Any) -> None:
 HOOKS = (
     ("vllm.engine.arg_utils:EngineArgs", "create_speculative_config", with_table),
     ("vllm.v1.engine.async_llm:AsyncLLM", "__init__", with_metrics),
+    (ENGINE, "preprocess_add_request", seeding_core),
+    ("vllm.v1.worker.worker_base:WorkerBase", "__init__", racing_worker),
 )
 """Of vLLM: where a method is, and what it becomes."""

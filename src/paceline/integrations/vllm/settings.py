@@ -17,6 +17,8 @@ from paceline.files import reading
 HERE = "paceline.integrations.vllm."
 STATE = "PACELINE_TUNER_STATE"
 """Environment variable: the file that the tuner's state is kept in, where `additional_config` names none."""
+SAME_TOKENS = "same_tokens"
+"""The key by which an engine asks for sampling by race (`same_tokens`)."""
 FREE_ROWS = 128
 """Rows of a pass up to which verifying costs little more than decoding; only the depths before anything was measured
 come from it."""
@@ -34,6 +36,7 @@ class TunerOptions(TypedDict):
     margin: NotRequired[Annotated[float, Field(gt=0, le=1)]]
     state: NotRequired[Annotated[str, Field(min_length=1)]]
     log_s: NotRequired[Annotated[float, Field(ge=0)]]
+    same_tokens: NotRequired[bool]
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class TunerSettings:
     """File that the tuner's state is restored from and saved to."""
     log_s: float = 60.0
     """Seconds between two lines in the log; 0 writes none."""
+    same_tokens: bool = False
+    """Whether tokens are drawn by race, so that speculation changes none. Needs no tuner."""
 
     @classmethod
     def of(cls, additional_config: Any) -> TunerSettings:
@@ -63,6 +68,7 @@ class TunerSettings:
             options.get("margin", cls.margin),
             reading.named_path(state) if state else None,
             options.get("log_s", cls.log_s),
+            options.get("same_tokens", cls.same_tokens),
         )
 
     def check(self, depth: int) -> None:

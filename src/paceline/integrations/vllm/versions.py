@@ -25,16 +25,18 @@ class VllmNames:
     """The class that lists the CUDA graphs of drafting, with a table of depths ones of negative size (`graphs`)."""
     graphs: str | None = None
     """The class that lists all CUDA graphs, for each size those of one depth only (`graphs`)."""
+    raced: tuple[str, ...] = ()
+    """The model runners, `first` or `second`, in which the race was tested (`same_tokens`)."""
 
 
 VERSIONS = {
-    (0, 26): VllmNames(_SPECULATOR, _DRAFT_GRAPHS, _GRAPHS),
+    (0, 26): VllmNames(_SPECULATOR, _DRAFT_GRAPHS, _GRAPHS, raced=("second",)),
     (0, 27): VllmNames(_SPECULATOR, _DRAFT_GRAPHS, _GRAPHS),
     (0, 28): VllmNames(_SPECULATOR, _DRAFT_GRAPHS, _GRAPHS),
     (0, 29): VllmNames(_SPECULATOR, _DRAFT_GRAPHS),
     (0, 30): VllmNames(_SPECULATOR, _DRAFT_GRAPHS),
     (0, 31): VllmNames(_SPECULATOR, _DRAFT_GRAPHS),
-    (0, 32): VllmNames(),
+    (0, 32): VllmNames(raced=("first",)),
     (0, 33): VllmNames(),
 }
 
