@@ -33,6 +33,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +78,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--batch", type=int, default=256, help="requests at once")
     parser.add_argument("--eager", action="store_true", help="vLLM without compiling and without CUDA graphs")
+    parser.add_argument("--together", action="store_true", help="all engines at the same time: nothing is timed here")
+    parser.add_argument("--vllm-kv-gb", type=float, default=8.0, help="for the KV cache of each of them")
     parser.add_argument("--vllm-python", default=sys.executable, help="a Python that has vLLM")
     parser.add_argument("--limit", type=float, default=600, help="seconds that an engine may take")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -96,7 +99,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     args.out.mkdir(parents=True, exist_ok=True)
     prepare(args)
     engines = [PLAIN, DRAFTING, *([PLAIN + INVARIANT, DRAFTING + INVARIANT] if args.invariant else [])]
-    failed = [name for name in engines if not run_process(args, name)]
+    with ThreadPoolExecutor(len(engines) if args.together else 1) as pool:
+        done = list(pool.map(lambda name: run_process(args, name), engines))
+    failed = [name for name, ok in zip(engines, done, strict=True) if not ok]
     if not run_process(args, "explanations"):
         failed.append("explanations")
     result = summarize(args) | {"failed": failed}
@@ -248,7 +253,7 @@ class Engine:
             enforce_eager=args.eager,
             disable_log_stats=False,
             seed=0,
-            **({"gpu_memory_utilization": 0.8} if card else {}),
+            **(self.memory(args) if card else {}),
             **options,
         )
         if not racing_runners():
@@ -256,6 +261,14 @@ class Engine:
         self.runner = "second" if self.llm.llm_engine.vllm_config.use_v2_model_runner else "first"
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
         self.tuning = getattr(self.scheduler, "paceline", None)
+
+    @staticmethod
+    def memory(args: argparse.Namespace) -> dict[str, Any]:
+        """What is free while others start is no measure, so the KV cache has a given size then."""
+        if not args.together:
+            return {"gpu_memory_utilization": 0.8}
+        engines = 4 if args.invariant else 2
+        return {"gpu_memory_utilization": 0.8 / engines, "kv_cache_memory_bytes": int(args.vllm_kv_gb * 1e9)}
 
     def draft(self, setting: str) -> None:
         """Between two calls, when nothing runs."""
