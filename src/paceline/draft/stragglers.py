@@ -50,6 +50,12 @@ class Stragglers:
     def ended(self, lengths: Iterable[int]) -> None:
         self._lengths.extend(lengths)
 
+    def see(self, size: int, ratio: float) -> None:
+        """After a drafted round. A ratio is given the benefit of what is not known yet, so it falls at once and rises
+        slowly: a few drafts for new sequences must not outweigh what was known."""
+        known = self.ratios.get(size, 1.0)
+        self.ratios[size] = ratio if ratio < known else known + (ratio - known) / HORIZON
+
     def start_over(self) -> None:
         """Most sequences are new. What is known of stragglers is forgotten slowly, because plain decoding, to which it
         may lead, cannot correct it."""

@@ -56,8 +56,8 @@ class Tuner:
                 acceptance.start_over()
         self._batch = context.batch
         size = bucket(self._ladder, context.batch)
-        if context.slowest is not None:
-            self.stragglers.ratios[size] = context.slowest
+        if context.slowest is not None and not self._last.strategy.plain:
+            self.stragglers.see(size, context.slowest)
         if self._last.first:
             self._last = replace(self._last, first=False)
         else:
