@@ -70,7 +70,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--depths", default="3,5,7")
     parser.add_argument("--law", type=int, default=5120, help="requests of the law; 0 leaves it out")
     parser.add_argument("--law-temperatures", default="1.0,2.0")
-    parser.add_argument("--explain", type=int, default=32)
+    parser.add_argument("--explain", type=int, default=24)
     parser.add_argument("--invariant", action="store_true", help="also with VLLM_BATCH_INVARIANT=1")
     parser.add_argument(
         "--draft-sampling", default="greedy", choices=["greedy", "probabilistic"], help="of the drafter"
