@@ -71,7 +71,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--depths", default="3,5,7")
     parser.add_argument("--law", type=int, default=5120, help="requests of the law; 0 leaves it out")
     parser.add_argument("--law-temperatures", default="1.0,2.0")
-    parser.add_argument("--explain", type=int, default=32)
+    parser.add_argument("--explain", type=int, default=24)
     parser.add_argument("--invariant", action="store_true", help="also with VLLM_BATCH_INVARIANT=1")
     parser.add_argument(
         "--draft-sampling", default="greedy", choices=["greedy", "probabilistic"], help="of the drafter"
@@ -393,7 +393,8 @@ def why(
     gap = margin(scores, a, b, seed, len(tokens))
     edge = min(boundary(scores, token, sampling.top_p, rounding) for token in (a, b))
     kind = "near-tie" if gap <= 2 * rounding else "boundary" if edge <= 1 else "unexplained"
-    return {"position": at, "kind": kind, "gap": round(gap, 6), "rounding": round(rounding, 6), "edge": round(edge, 3)}
+    found = {"position": at, "kind": kind, "gap": round(gap, 6), "rounding": round(rounding, 6)}
+    return found | {"edge": round(edge, 3) if math.isfinite(edge) else None}
 
 
 def boundary(scores: Any, token: int, top_p: float, rounding: float) -> float:
@@ -422,9 +423,11 @@ def margin_second(scores: Any, a: int, b: int, seed: int, position: int) -> floa
     """The same with the noise of the second one, from vLLM's own sampler: what has to be added to one of the tokens so
     that it wins, halved until it is known."""
     import torch
-    from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+
+    from paceline.integrations.vllm.same_tokens import second_sampler
 
     device = scores.device
+    sample = second_sampler()
     temperature = torch.ones(1, device=device)
     seeds = torch.tensor([seed], device=device)
 
@@ -434,7 +437,7 @@ def margin_second(scores: Any, a: int, b: int, seed: int, position: int) -> floa
         rows[:, b] = float(scores[b] - scores[a]) + torch.tensor(offsets, device=device)
         states = torch.zeros(len(offsets), dtype=torch.int32, device=device)
         at = torch.full((len(offsets),), position - 1, device=device)
-        return gumbel_sample(rows, states, temperature, seeds, at, apply_temperature=False).tolist()
+        return sample(rows, states, temperature, seeds, at, apply_temperature=False).tolist()
 
     low, high = -64.0, 64.0  # b loses and wins
     while high - low > 1e-5:

@@ -7,12 +7,9 @@ python race_second.py OUT
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
 import os
 import sys
-from collections.abc import Callable
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -27,7 +24,6 @@ triton_utils.triton = triton
 triton_utils.tl = tl
 triton_utils.tldevice = libdevice
 
-from vllm.v1.worker.gpu.sample import gumbel  # noqa: E402
 from vllm.v1.worker.gpu.spec_decode import rejection_sampler  # noqa: E402
 
 from paceline.integrations.vllm import same_tokens  # noqa: E402
@@ -40,7 +36,7 @@ PLACES = [5, 0, 3, 6]
 
 def main(out: str) -> None:
     generator = torch.Generator().manual_seed(0)
-    sample = inspected(gumbel.gumbel_sample)
+    sample = same_tokens.second_sampler()
     temperature = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0])
     seeds = torch.randint(-(2**62), 2**62, (STATES,), generator=generator)
     depths = [3, 2, 3, 0]
@@ -85,11 +81,6 @@ def main(out: str) -> None:
     }
     with open(out, "w") as file:
         json.dump(result, file)
-
-
-def inspected(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Newer versions have other noise for drafts."""
-    return functools.partial(draw, is_drafting=False) if "is_drafting" in inspect.signature(draw).parameters else draw
 
 
 if __name__ == "__main__":

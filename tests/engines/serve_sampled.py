@@ -20,6 +20,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # counters are read from thi
 from vllm import LLM, SamplingParams
 
 from paceline.integrations.vllm import paceline_options, tuner_state
+from paceline.integrations.vllm.same_tokens import racing_runners
 
 
 class Heard(logging.Handler):
@@ -70,6 +71,7 @@ def main(job: dict) -> None:
         "accept_length": 1 + accepted / drafts if drafts else None,
         "state": tuner_state(llm) if job["speculation"] == "tuned" else None,
         "said": heard.lines,
+        "racing": sorted(racing_runners()),
     }
     with open(job["out"], "w") as out:
         json.dump(result, out)

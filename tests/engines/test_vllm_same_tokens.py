@@ -53,7 +53,9 @@ def serve(folder: Path, **job: object) -> dict:
     command = [str(PYTHON), str(HERE / "serve_sampled.py"), str(folder / "job.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads((folder / "out.json").read_text())
+    found = json.loads((folder / "out.json").read_text())
+    assert found["racing"] == ["first"], found["said"]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +89,6 @@ def test_answers_do_not_depend_on_speculation(served, models, depth, vllm_same_t
     """But for near-ties, which are explained."""
     plain, drafted = served["answers"][0], served["answers"][depth]
     assert drafted["accept_length"] > 2, "otherwise nothing is shown"
-    assert not plain["said"] or not [line for line in plain["said"] if "as vLLM draws" in line]
     model = load_model(str(models / "policy"), "float32")
     for name, sampling in SAMPLING.items():
         pairs = list(zip(plain["tokens"][name], drafted["tokens"][name], strict=True))

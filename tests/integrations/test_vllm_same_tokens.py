@@ -112,6 +112,15 @@ def test_the_first_runner_is_told_what_the_race_of_each_row_gives(drawn):
     assert [[t for t in row if t != NO_TOKEN] for row in found.tolist()] == by_definition(draws, drafts)
 
 
+def test_a_pass_of_the_first_runner_may_verify_nothing():
+    layout = layout_of([[], []])
+    nothing = torch.empty(0, dtype=torch.int64)
+    raced = RacedPass(None, DrawnRows(nothing, nothing), layout)
+    sampling = SimpleNamespace(all_random=True, all_greedy=False)
+    found = verify_first(raced, torch.empty(0, VOCAB), torch.tensor([[3], [4]]), sampling, nothing)
+    assert found.tolist() == [[3], [4]]
+
+
 def test_draws_of_the_first_runner_are_those_of_our_engine():
     """Request 0 with the same seed, at the same position."""
     logits = torch.randn(5, VOCAB)

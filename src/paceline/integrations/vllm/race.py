@@ -33,6 +33,8 @@ class DrawnRows(NamedTuple):
 
     def draw(self, logits: Tensor, greedy: Tensor | None = None) -> Tensor:
         """logits [rows, V], with temperature and filters applied; bool [rows] -> tokens int64 [rows]."""
+        if not len(logits):  # a pass in which nothing was drafted after all
+            return logits.new_empty(0, dtype=torch.int64)
         temperature = torch.ones(len(logits), device=logits.device)
         if greedy is not None:
             temperature = temperature.masked_fill(greedy, 0.0)

@@ -99,12 +99,16 @@ def seeding_core(preprocess: Any) -> Any:
 def _install_second() -> None:
     runner = find(RUNNER)
     verifier = import_module(SECOND_VERIFIER)
-    draw = find(SECOND_SAMPLER)
-    if "is_drafting" in inspect.signature(draw).parameters:  # newer versions have other noise for drafts
-        draw = functools.partial(draw, is_drafting=False)
-    sampled = second_verified(verifier.rejection_sample, draw)
+    sampled = second_verified(verifier.rejection_sample, second_sampler())
     runner.sample = second_sampling(runner.sample)
     verifier.rejection_sample = sampled  # type: ignore[attr-defined]
+
+
+def second_sampler() -> Any:
+    """vLLM's `gumbel_sample` as it draws from the policy: newer versions have other noise for drafts."""
+    draw = find(SECOND_SAMPLER)
+    newer = "is_drafting" in inspect.signature(draw).parameters
+    return functools.partial(draw, is_drafting=False) if newer else draw
 
 
 def second_sampling(sample: Any) -> Any:
