@@ -148,6 +148,9 @@ class RolloutConfig(Section):
     vllm: Options = Field(default_factory=dict)
     """Arguments of vLLM's engine by their names there, with `engine=vllm`: {tensor_parallel_size: 2,
     gpu_memory_utilization: 0.5, enable_sleep_mode: false}."""
+    vllm_python: Name | None = None
+    """A Python of another environment that has vLLM and Paceline, where they get in the way of what is here; `null` is
+    this one."""
 
     @model_validator(mode="after")
     def _lengths(self) -> RolloutConfig:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.config import Config
-from paceline.core import Trajectories
+from paceline.core import Trajectories, Trajectory
 from paceline.learn.algorithms import ALGORITHMS
 from paceline.learn.logprobs import OnHidden, Policy, hidden_states, token_logprobs
 from paceline.learn.losses import clipped, importance_weights, kl_k3, policy_loss, token_weights
@@ -80,6 +80,10 @@ class Learner:
     def make_batch(self, trajectories: Trajectories, step: int, scores: list[Score]) -> UpdateBatch:
         """What the step is learned from; trajectories come group by group, `rollout.samples` each."""
         return make_update_batch(trajectories, step, scores, self.config)
+
+    def logprobs(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """Of all answers under the policy as it is, a tensor [tokens] per answer."""
+        return self._logprobs(self.model, trajectories)
 
     def _reference_logprobs(self, trajectories: Trajectories) -> list[Tensor | None]:
         if self.lora is None:

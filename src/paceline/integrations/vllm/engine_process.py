@@ -38,6 +38,7 @@ class EngineProcess:
         environment: Mapping[str, str],
         log: Path | None,
         deadlines: Deadlines,
+        python: str,
         still_alive: Callable[[], None],
     ):
         """Starts it, and waits until it has loaded the model. What goes wrong there is an error of the user's: it would
@@ -47,7 +48,7 @@ class EngineProcess:
         self._still_alive = still_alive
         self._mailbox = Mailbox()
         self._kept: deque[Any] = deque()  # messages that came while another one was waited for
-        self._child = Child(PROGRAM, self._mailbox, log, environment, guarded=True)
+        self._child = Child(PROGRAM, self._mailbox, log, environment, guarded=True, executable=python)
         self._heard = time.monotonic()
         self._child.send(StartEngine(arguments))
         try:

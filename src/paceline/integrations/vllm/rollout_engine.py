@@ -6,6 +6,7 @@ else is in the batch; so other than with Paceline's own engine, the same seed gi
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -64,10 +65,8 @@ class VllmTuner:
 class VllmEngine:
     def __init__(self, setup: EngineSetup):
         self._setup = setup
-        version = installed_version()
-        _, warning = names_of(version)
-        if warning:
-            setup.note(warning)
+        if setup.config.rollout.vllm_python is None:
+            installed_version()  # without vLLM, one sentence, before anything is loaded
         self._drafters = EngineDrafters(setup)
         self._restarts = 0
         """In a row, without a completion in between."""
@@ -84,6 +83,9 @@ class VllmEngine:
         self._in_flight: dict[str, Request] = {}
         process = self._start()
         self.max_length = process.facts.max_length
+        _, warning = names_of(process.facts.version)
+        if warning:
+            setup.note(warning)
 
     def _start(self) -> EngineProcess:
         setup = self._setup
@@ -94,7 +96,8 @@ class VllmEngine:
         deadlines = Deadlines(c.start_timeout_s, c.timeout_s)
         arguments = engine_arguments(setup, self._drafters.newest(), self._drafters.tuner_state)
         self._slots = int(arguments["max_num_seqs"])
-        self._process = EngineProcess(arguments, environment(setup), log, deadlines, setup.still_alive)
+        python = setup.config.rollout.vllm_python or sys.executable
+        self._process = EngineProcess(arguments, environment(setup), log, deadlines, python, setup.still_alive)
         self._has_weights = False
         return self._process
 

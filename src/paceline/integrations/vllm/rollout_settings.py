@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+import paceline
 from paceline.draft.strategy import Strategy
 from paceline.errors import UserError
 from paceline.integrations.vllm.internals import METHOD
@@ -25,6 +26,8 @@ CPU_KV_GB = 1  # for KV pages on a CPU, unless rollout.kv_memory_gb or VLLM_CPU_
 FREE_SHARE = 0.9  # of what is free when the engine starts: the rest is for the learner's temporaries and the runtime
 AWAKE_SHARE = 0.5  # the same where the engine does not sleep while the policy is updated
 DEPTH = 7  # deepest draft of the tuner, unless speculation.strategies names others
+INSTALLED = ("site-packages", "dist-packages")
+"""Folders that hold other packages too: another Python must not see those of this one."""
 TAKEN = ("model", "worker_extension_cls", "logprobs_mode", "skip_tokenizer_init", "generation_config", "seed")
 """Arguments of vLLM's engine that are not the user's to set: the loop depends on them."""
 
@@ -80,6 +83,9 @@ def free_share(device: torch.device, sleeps: bool) -> float:
 def environment(setup: EngineSetup) -> dict[str, str]:
     """Variables of the engine's process."""
     variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
+    source = Path(paceline.__file__).parents[1]
+    if setup.config.rollout.vllm_python and source.name not in INSTALLED:
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(source), os.environ.get("PYTHONPATH")]))
     device = setup.model.device
     if device.type == "cuda":
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(_learners_first(device.index or 0))

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paceline.errors import RunError
+from paceline.errors import UserError
 from paceline.integrations.vllm.rollout_messages import PolicyWeights
 
 SHARED = Path("/dev/shm")
@@ -41,7 +41,7 @@ def shared_weights(tensors: Mapping[str, Tensor], scratch: Path | None) -> Itera
         try:
             save_file({name: t.detach().contiguous() for name, t in _without_sharing(tensors)}, file)
         except (OSError, SafetensorError) as err:
-            raise RunError(f"the policy's weights could not be written to {file} for vLLM: {err}") from err
+            raise UserError(f"the policy's weights could not be written to {file} for vLLM: {err}") from err
         yield PolicyWeights(file=str(file))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -54,7 +54,7 @@ def _folder(size: int, scratch: Path | None) -> Path:
     try:
         return Path(tempfile.mkdtemp(prefix="paceline-policy-", dir=place))
     except OSError as err:
-        raise RunError(f"no folder for the policy's weights could be made in {place}: {err}") from err
+        raise UserError(f"no folder for the policy's weights could be made in {place}: {err}") from err
 
 
 def _without_sharing(tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
