@@ -8,8 +8,8 @@ weights of each update, and seconds by part.
 
 Sides: `ours` and `vllm` speculate with the drafter in the model's folder, if there is one (vLLM on a CPU does not);
 `ours-plain` and `vllm-plain` do not. Each side is a process of its own and leaves OUT/rl-SIDE.json; one that is there
-is not run again. Both make the same run: same prompts, same settings, one worker that decodes and learns, with vLLM in a
-process beside it that sleeps during updates.
+is not run again. Both make the same run: same prompts, same settings, one worker that decodes and learns, with vLLM
+in a process beside it that sleeps during updates.
 
 Before each update the learner computes the log-probabilities of the completions itself. By how much those differ from
 what the engine reported says whether the engine has the policy's weights: `difference` is the mean, 99th percentile and
