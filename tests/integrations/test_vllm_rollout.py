@@ -8,7 +8,9 @@ import shutil
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from paceline.cli import app
 from paceline.config import build_config
 from paceline.core import Request, SamplingParams
 from paceline.errors import UserError
@@ -62,6 +64,12 @@ def test_a_python_that_has_no_vllm_is_told_with_its_log(tmp_path):
 def test_an_argument_that_is_not_the_users_to_set_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"rollout\.vllm has 'model', which Paceline sets itself"):
         start(tmp_path, **{"rollout.engine": "vllm", "rollout.vllm": {"model": "x"}, "rollout.vllm_python": "python3"})
+
+
+@pytest.mark.parametrize("command", ["plan", "compare"])
+def test_commands_about_our_engine_refuse_another_one(command):
+    done = CliRunner().invoke(app, [command, "rollout.engine=vllm", "steps=1"])
+    assert f"paceline {command} is about Paceline's own engine" in str(done.exception)
 
 
 def test_weights_arrive_as_they_are(tmp_path):

@@ -107,3 +107,11 @@ def check_foreign(config: Config, shape: ForeignConfig) -> None:
                 f"{name} does not work with a model of the family '{shape.family}', which transformers runs: it is "
                 "there for the families of Paceline's own decoder"
             )
+
+
+def refuse_other_engines(config: Config, what: str) -> None:
+    if not is_own(config):
+        raise UserError(
+            f"{what} is about Paceline's own engine, but rollout.engine={config.rollout.engine}, which plans its own "
+            "memory and draws with noise of its own (docs/vllm.md#the-rollout-engine-of-a-run)"
+        )

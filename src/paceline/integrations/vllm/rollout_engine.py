@@ -101,6 +101,11 @@ class VllmEngine:
         self._has_weights = False
         return self._process
 
+    @property
+    def pid(self) -> int | None:
+        """Of the guardian of the process that vLLM runs in; None while there is none."""
+        return self._process.pid if self._process else None
+
     # Requests in
 
     def submit(self, requests: Iterable[Request], ahead: Mapping[int, Sequence[int]] | None = None) -> None:
