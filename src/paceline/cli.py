@@ -150,9 +150,11 @@ def plan(
     from paceline.config import describe_recipe, load_config
 
     config = load_config(*split_words(words))
+    from paceline.setup.engines import refuse_other_engines
     from paceline.setup.memory import show_plan
 
     console = Console(highlight=False)
+    refuse_other_engines(config, "paceline plan")
     table = show_plan(config, compare)
     console.print(describe_recipe(*split_words(words)), soft_wrap=True, markup=False)
     console.print(table)

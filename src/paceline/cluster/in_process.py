@@ -54,4 +54,6 @@ class InProcess:
         return {}
 
     def close(self) -> None:
+        if self.worker is not None:
+            self.worker.close()
         self.worker = None

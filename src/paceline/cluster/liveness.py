@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.cluster.coordinator import Lost, Report
-from paceline.cluster.messages import LOADING, Alive, Failed, Ready, WorkerSpec
+from paceline.cluster.messages import LOADING, Alive, Failed, Noted, Ready, WorkerSpec
 from paceline.errors import RunError, UserError, WorkerFailed
 
 if TYPE_CHECKING:
@@ -135,6 +135,8 @@ class Liveness:
                 record.alive = True
                 record.starting_since = None
                 self.facts = report
+            elif isinstance(report, Noted):
+                self.note(report.sentence)
             elif isinstance(report, Lost):
                 self._lose(report.worker)
                 out.append(report)

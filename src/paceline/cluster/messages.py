@@ -81,6 +81,13 @@ class Alive(Report):
 
 
 @dataclass(frozen=True)
+class Noted(Report):
+    """Something that the user should know."""
+
+    sentence: str
+
+
+@dataclass(frozen=True)
 class Returned(Report):
     call: int
     value: Any

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from paceline.cluster.messages import Alive, WorkerSpec
+from paceline.cluster.messages import Alive, Noted, WorkerSpec
 
 if TYPE_CHECKING:
     from paceline.cluster.coordinator import Report
@@ -24,6 +24,10 @@ class Reporter:
     def tell(self, report: Report) -> None:
         self._last = time.monotonic()
         self._send(report)
+
+    def note(self, sentence: str) -> None:
+        """For the user."""
+        self.tell(Noted(self.worker, self.generation, sentence))
 
     @property
     def quiet(self) -> bool:

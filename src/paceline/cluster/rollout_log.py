@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from paceline.cluster.messages import Activity, ActivityKind, RolloutOutcome
 
 if TYPE_CHECKING:
-    from paceline.rollout.engine import RolloutEngine
     from paceline.rollout.stats import RoundRecord
+    from paceline.rollout.worker_engine import WorkerEngine
     from paceline.spot.trainer import TrainingStats
 
 SHORT_S = 1e-3  # seconds: an activity that took less is not recorded
 
 
 class RolloutLog:
-    def __init__(self, worker: int, step: int, engine: RolloutEngine, alone: bool):
+    def __init__(self, worker: int, step: int, engine: WorkerEngine, alone: bool):
         """Begins idle. A worker that is `alone` waits for nobody: when it has nothing left to decode, rewards are being
         computed, so that it is idle is not recorded."""
         self.worker = worker

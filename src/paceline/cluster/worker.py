@@ -22,9 +22,11 @@ from paceline.cluster.worker_rollout import WorkerRollout
 from paceline.draft.eagle.files import DRAFTER
 from paceline.lora.files import ADAPTER, save_adapter
 from paceline.lora.start import begin_lora
-from paceline.model import load_model, save_model
+from paceline.model.decoder import Decoder
 from paceline.rollout.differences import Difference, explain
+from paceline.rollout.engine import RolloutEngine
 from paceline.setup.build import make_drafter
+from paceline.setup.engines import load_policy_model, save_policy_model
 
 if TYPE_CHECKING:
     from paceline.cluster.coordinator import Report
@@ -47,8 +49,8 @@ class Worker:
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)
         adapters = config.learn.lora.rank and spec.learns
-        self.model = load_model(spec.base if adapters else spec.source, config.model.dtype, device)
-        lora = begin_lora(self.model, config, spec.state) if adapters else None
+        self.model = load_policy_model(config, spec.base if adapters else spec.source, device)
+        lora = begin_lora(self.model, config, spec.state) if adapters and isinstance(self.model, Decoder) else None
         learned = lora.parameters if lora else dict(self.model.named_parameters())
         self.membership = Membership(spec.number, spec.workers, learned if spec.learns else {}, self.reporter)
         self.learning = WorkerLearning(config, self.model, lora, self.membership, self.reporter, spec.state)
@@ -133,8 +135,12 @@ class Worker:
         """Begin these of the next step; `written` is what there is of some."""
         self.training = False
         self.ahead.stop()
-        self.ahead.begin(self.rollout.engine, requests, written)
+        self.ahead.begin(self._own_engine(), requests, written)
         self.rollout.log.begin("ahead")
+
+    def _own_engine(self) -> RolloutEngine:
+        assert isinstance(self.rollout.engine, RolloutEngine), "others do not write ahead: the settings refuse it"
+        return self.rollout.engine
 
     def stop(self) -> None:
         """No more training, and no more writing ahead."""
@@ -155,6 +161,7 @@ class Worker:
         self.rollout.engine.clear()
 
     def explain(self, pairs: list[tuple[Completion, Completion]]) -> list[Difference]:
+        assert isinstance(self.model, Decoder), "only our engine writes what can be compared token by token"
         return explain(self.model, pairs)
 
     # Learning
@@ -188,9 +195,12 @@ class Worker:
 
     def accept_drafter(self, evaluation: Evaluation) -> None:
         if self.drafter.accept(evaluation, write=self.membership.leads):
-            self.rollout.adaptive.tuner.renew()
+            self.rollout.adaptive.drafter_accepted()
 
     # Coming, going, keeping
+
+    def close(self) -> None:
+        self.rollout.close()
 
     def join(self, rendezvous: Rendezvous, newcomers: tuple[int, ...], before: list[Holders]) -> None:
         """Form a process group with others. Newcomers get all that the others have. Can be repeated."""
@@ -227,7 +237,7 @@ class Worker:
         policy = first == self.spec.number
         self.drafter.save(folder, policy)
         if policy:
-            save_model(self.model, folder)
+            save_policy_model(self.model, folder)
             if self.learning.learner.lora:
                 save_adapter(self.learning.learner.lora, folder / ADAPTER, self.spec.base)
         self.learning.save(folder, policy)

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from paceline.cluster.reporter import Reporter
     from paceline.cluster.worker_drafter import WorkerDrafter
     from paceline.config import Config
+    from paceline.learn.logprobs import Policy
     from paceline.lora.adapters import Lora
-    from paceline.model.decoder import Decoder
 
 
 class WorkerLearning:
     def __init__(
         self,
         config: Config,
-        model: Decoder,
+        model: Policy,
         lora: Lora | None,
         membership: Membership,
         reporter: Reporter,

@@ -10,7 +10,7 @@ from paceline.cluster.coordinator import Released
 from paceline.cluster.messages import RolloutMode, RolloutOutcome, RolloutProgress, WorkerSpec
 from paceline.cluster.rollout_log import RolloutLog
 from paceline.model.tokenizer import load_tokenizer
-from paceline.setup.build import make_engine
+from paceline.setup.engines import EngineSetup, make_engine_of_worker
 
 if TYPE_CHECKING:
     from paceline.cluster.reporter import Reporter
@@ -18,13 +18,19 @@ if TYPE_CHECKING:
     from paceline.core import Completion, Request
     from paceline.draft.eagle.model import EagleModel
     from paceline.model.decoder import Decoder
-    from paceline.rollout.engine import RolloutEngine
+    from paceline.model.foreign import ForeignModel
+    from paceline.rollout.worker_engine import WorkerEngine
     from paceline.spot.trainer import TrainingStats
 
 
 class WorkerRollout:
     def __init__(
-        self, config: Config, spec: WorkerSpec, model: Decoder, drafter: EagleModel | None, reporter: Reporter
+        self,
+        config: Config,
+        spec: WorkerSpec,
+        model: Decoder | ForeignModel,
+        drafter: EagleModel | None,
+        reporter: Reporter,
     ):
         self.config = config
         self.spec = spec
@@ -33,21 +39,35 @@ class WorkerRollout:
         self.reporter = reporter
         # Only stop strings need a tokenizer here, and it takes seconds to load.
         self._decode = load_tokenizer(spec.source).decode if config.rollout.stop else None
-        self._engines: dict[str, RolloutEngine] = {}
+        self._engines: dict[str, WorkerEngine] = {}
         self.adaptive = self._engine("adaptive")
         self.engine = self.adaptive
         self.learned_from = True
         """Whether the present rollout is the one that drafters learn from."""
         self.log = self._new_log(step=0)
 
-    def _engine(self, name: str) -> RolloutEngine:
+    def _engine(self, name: str) -> WorkerEngine:
         """Made when it is first asked for."""
         if name not in self._engines:
             config = self.config
             if name == "plain":
                 plain = config.speculation.model_copy(update={"mode": "plain"})
                 config = config.model_copy(update={"speculation": plain})
-            self._engines[name] = make_engine(self.model, config, self._decode, self.drafter, self.spec.sharing)
+            spec = self.spec
+            self._engines[name] = make_engine_of_worker(
+                EngineSetup(
+                    config,
+                    self.model,
+                    spec.source,
+                    self.drafter,
+                    self._decode,
+                    spec.number,
+                    spec.sharing,
+                    spec.run,
+                    self.reporter.still_alive,
+                    self.reporter.note,
+                )
+            )
         return self._engines[name]
 
     def _new_log(self, step: int) -> RolloutLog:
@@ -94,9 +114,14 @@ class WorkerRollout:
         if not self.engine.unfinished:
             self.log.begin("idle")
 
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
+
     def end(self, training: TrainingStats, ahead: Mapping[int, array[int]]) -> RolloutOutcome:
         """`ahead` is what was written of the next step's requests."""
         outcome = self.log.end(training, ahead)
+        self.engine.rest()
         self.engine = self.adaptive
         self.learned_from = True
         return outcome

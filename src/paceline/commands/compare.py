@@ -39,6 +39,7 @@ from paceline.rollout.stats import RoundRecord
 from paceline.run import Run
 from paceline.run.saver import starting
 from paceline.setup.device import choose_device
+from paceline.setup.engines import refuse_other_engines
 from paceline.setup.memory import engines_to_compare
 
 ROLLOUT_MODES = {
@@ -144,6 +145,7 @@ class Comparison(TrainLoop):
 def run_comparison(config: Config, console: Console, as_json: bool = False) -> None:
     if config.speculation.mode == "plain":
         raise UserError("speculation.mode=plain leaves nothing to compare; drop that setting")
+    refuse_other_engines(config, "paceline compare")
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"task": None})})  # it compares speed
     stopping = Stopping()
     with stopping.listening(), LiveView(config, console) as view:

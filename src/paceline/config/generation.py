@@ -142,11 +142,24 @@ class RolloutConfig(Section):
     measured to pay on some runs and not on others (docs/workers.md)."""
     cuda_graphs: bool = True
     """Replay captured graphs for decoding on CUDA."""
+    engine: Name = "paceline"
+    """What generates completions: `paceline`, or `vllm` for families of models that Paceline does not run; those are
+    learned as transformers has them."""
+    vllm: Options = Field(default_factory=dict)
+    """Arguments of vLLM's engine by their names there, with `engine=vllm`: {tensor_parallel_size: 2,
+    gpu_memory_utilization: 0.5, enable_sleep_mode: false}."""
+    vllm_python: Name | None = None
+    """A Python of another environment that has vLLM and Paceline, where they get in the way of what is here; `null` is
+    this one."""
 
     @model_validator(mode="after")
     def _lengths(self) -> RolloutConfig:
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})")
+        if self.engine == "paceline" and self.vllm:
+            raise ValueError("vllm has arguments for vLLM, which runs only with engine=vllm")
+        if self.engine != "paceline" and self.write_ahead:
+            raise ValueError(f"write_ahead=true works with Paceline's own engine only, but engine={self.engine}")
         if self.prompts * self.samples > REQUESTS:
             raise ValueError(
                 f"prompts ({self.prompts}) times samples ({self.samples}) is more than {REQUESTS:,} answers per step"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,28 @@ from torch import Tensor, nn
 from paceline.errors import UserError
 from paceline.model import Decoder, DecoderConfig
 from paceline.model.checkpoint import layout
+from paceline.model.foreign import ForeignModel
+from paceline.model.foreign_config import foreign_config
+
+
+class ForeignMirror:
+    """A model of a family that our decoder does not run: it is its own mirror, for engines that get copies."""
+
+    moved = False
+
+    def __init__(self, model: Any):
+        base = base_model(model, "the trainer's model")
+        if base is not model:
+            raise UserError(
+                "the trainer's model has adapters, which Paceline merges for the families of its own decoder only, and "
+                f"this is one of '{base.config.model_type}': train all weights, or without PacelineRollout"
+            )
+        where = Path(getattr(base.config, "_name_or_path", "") or "the trainer's model")
+        self.decoder = ForeignModel(base, foreign_config(base.config.to_dict(), where))
+        self.decoder.check_logits()
+
+    def sync(self) -> None:
+        """Nothing here is a copy."""
 
 
 class Mirror:

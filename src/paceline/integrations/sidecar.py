@@ -4,6 +4,7 @@ drafter learns from them, for a share of the time."""
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,14 +16,14 @@ from paceline.config import Config
 from paceline.core import Completion, Request
 from paceline.draft.eagle.files import DRAFTER, save_drafter
 from paceline.draft.eagle.model import EagleModel
-from paceline.draft.tuner import Tuner
 from paceline.errors import UserError
 from paceline.files.reading import read_object
 from paceline.model.decoder import Decoder
-from paceline.rollout.engine import RolloutEngine
+from paceline.model.foreign import ForeignModel
 from paceline.rollout.stats import EngineStats
 from paceline.rollout.stops import Decode
-from paceline.setup.build import make_engine
+from paceline.rollout.worker_engine import EngineTuner, WorkerEngine
+from paceline.setup.engines import EngineSetup, is_own, make_engine_of_worker
 from paceline.spot.learning import DrafterLearning
 from paceline.spot.state import load_training, save_training
 from paceline.spot.trainer import TrainingStats
@@ -35,21 +36,25 @@ MIN_PROMPT_TOKENS = 512  # that an engine has room for: it is made anew for long
 class SideCar:
     def __init__(
         self,
-        model: Decoder,
+        model: Decoder | ForeignModel,
         config: Config,
         decode: Decode | None = None,
         neural: EagleModel | None = None,
         warm: bool = False,
         clock: Callable[[], float] = time.perf_counter,
+        source: str = "",
+        folder: Path | None = None,
     ):
-        """A `warm` drafter was trained before. `spot.share` of the config is the share of the time for training it."""
+        """A `warm` drafter was trained before. `spot.share` of the config is the share of the time for training it.
+        An engine other than ours loads the model from `source`, and writes what it has to into `folder`."""
         self.model = model
         self.config = config
         self.neural = neural
         self._decode = decode
         self._clock = clock
         self._capacity = 0  # tokens of a prompt and its answer that the engine was made for
-        self._engine: RolloutEngine | None = None
+        self._engine: WorkerEngine | None = None
+        self._where = (source, folder)
         self._tuned: dict[str, Any] | None = None  # what an earlier tuner knew
         self.learning: DrafterLearning | None = None
         if neural is not None and config.spot.when != "off":
@@ -72,7 +77,11 @@ class SideCar:
         for request in requests:
             first.setdefault(request.prompt, len(first))
         try:
-            done = {c.request.id: c for c in engine.run(sorted(requests, key=lambda r: first[r.prompt]))}
+            engine.submit(sorted(requests, key=lambda r: first[r.prompt]))
+            done: dict[int, Completion] = {}
+            while engine.unfinished:
+                done |= {c.request.id: c for c in engine.step()}
+            engine.rest()
         except BaseException:
             engine.clear()  # so that the next rollout is not in the way of the one that was given up
             raise
@@ -85,11 +94,14 @@ class SideCar:
             self._first_accept_rate = stats.first_accept_rate
         return [done[r.id] for r in requests], stats
 
-    def _engine_for(self, requests: Sequence[Request]) -> RolloutEngine:
+    def _engine_for(self, requests: Sequence[Request]) -> WorkerEngine:
         """The engine, made when it is first needed, and anew when a sequence is longer than it can take."""
         longest = max(len(r.prompt) for r in requests)
         answer = min(max(r.sampling.max_tokens for r in requests), self.model.config.max_positions)
-        if self._engine is None or longest + answer > self._capacity:
+        if not is_own(self.config):  # it has room for the model's whole context
+            if self._engine is None:
+                self._engine = self._make_engine(self.config)
+        elif self._engine is None or longest + answer > self._capacity:
             prompts = max(MIN_PROMPT_TOKENS, 1 << (longest - 1).bit_length())
             self._capacity = prompts + answer
             c = self.config
@@ -97,16 +109,27 @@ class SideCar:
             rollout = c.rollout.model_copy(update={"max_tokens": answer})
             known = self._engine.tuner.state() if self._engine else self._tuned
             self._engine = None  # lets go of its memory first
-            self._engine = make_engine(
-                self.model, c.model_copy(update={"task": task, "rollout": rollout}), self._decode, self.neural
-            )
+            self._engine = self._make_engine(c.model_copy(update={"task": task, "rollout": rollout}))
             if known:
                 self._engine.tuner.restore(known)
         self._engine.refresh()
         return self._engine
 
+    def _make_engine(self, config: Config) -> WorkerEngine:
+        source, folder = self._where
+        note = lambda sentence: print(f"paceline: {sentence}", file=sys.stderr, flush=True)  # noqa: E731
+        alive = lambda: None  # noqa: E731
+        return make_engine_of_worker(
+            EngineSetup(config, self.model, source, self.neural, self._decode, 0, 1, folder, alive, note)
+        )
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
+
     @property
-    def tuner(self) -> Tuner | None:
+    def tuner(self) -> EngineTuner | None:
         return self._engine.tuner if self._engine else None
 
     def learn(self, elapsed: float) -> dict[str, float]:
@@ -124,8 +147,8 @@ class SideCar:
         merge = self.learning.trainer.publish
         metrics = self.versions.make(merge, self.learning.stats, self._first_accept_rate)
         self._first_accept_rate = None
-        if metrics["drafter/published"] and self.tuner:
-            self.tuner.renew()
+        if metrics["drafter/published"] and self._engine:
+            self._engine.drafter_accepted()
         spent = self._clock() - started
         self._owed = min(0.0, self._owed - spent)  # what was not used is lost: there was nothing to learn from
         return metrics | {"drafter/seconds": spent}

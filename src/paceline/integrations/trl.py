@@ -28,11 +28,15 @@ from paceline.draft.eagle.files import DRAFTER, find_drafter
 from paceline.draft.eagle.model import EagleModel
 from paceline.draft.registry import make_network
 from paceline.errors import UserError
-from paceline.integrations.mirror import Mirror, base_model
+from paceline.integrations.mirror import ForeignMirror, Mirror, base_model
 from paceline.integrations.sidecar import STATE, SideCar, read_state
 from paceline.integrations.trl_settings import check_trainer, choose_dtype, make_sampling
+from paceline.model.config import FAMILIES
 from paceline.model.decoder import Decoder
+from paceline.model.foreign import ForeignModel
 from paceline.rollout.stats import EngineStats
+from paceline.setup.engines import OWN as OWN_ENGINE
+from paceline.setup.engines import is_own
 
 try:
     from trl import GRPOTrainer  # noqa: F401 (whoever has no TRL should hear of it here)
@@ -62,24 +66,26 @@ class PacelineRollout(TrainerCallback):
         share: float | None = None,
         resume: str | Path | None = None,
         settings: Mapping[str, Any] | None = None,
+        engine: str = OWN_ENGINE,
     ):
-        """`drafter` is the folder of a neural drafter, `new` for an untrained one, `none`, or `auto`: the one in the
-        model's own folder, or else an untrained one. `share` of the time goes into its training; by default 0.1 for one
-        that begins untrained, 0.03 for another; 0 leaves it as it is. `resume` is a checkpoint of the trainer to go on
-        from, needed only where the trainer itself resumes from a place outside of its output directory. `settings` are
-        Paceline's own by their dotted names, such as {"rollout.max_batch": 64}."""
+        """`engine` is what generates, `paceline` or `vllm`. `drafter` is the folder of a neural drafter, `new` for an
+        untrained one, `none`, or `auto`: the one in the model's own folder, or else an untrained one. `share` of the
+        time goes into its training; by default 0.1 for one that begins untrained, 0.03 for another; 0 leaves it as it
+        is. `resume` is a checkpoint of the trainer to go on from, needed only where the trainer itself resumes from a
+        place outside of its output directory. `settings` are Paceline's own by their dotted names, such as
+        {"rollout.max_batch": 64}."""
         self._drafter = str(drafter or "none")
         self._share = share
-        self._settings = dict(settings or {})
+        self._settings = {"rollout.engine": engine} | dict(settings or {})
         _check_settings(self._settings)
-        config_from(self._settings, WHERE)  # better found now
+        is_own(config_from(self._settings, WHERE))  # better found now
         if share is not None and not 0 <= share <= 1:
             raise UserError(f"share={share} is not a share of the time: it must lie between 0 and 1")
         self._resume = Path(resume) if resume else None
         if self._resume and not (self._resume / FOLDER / STATE).is_file():
             raise UserError(f"{resume} is no checkpoint to resume from: it has no {FOLDER}/{STATE}")
         self._trainer: Any = None
-        self._mirror: Mirror | None = None
+        self._mirror: Mirror | ForeignMirror | None = None
         self._sidecar: SideCar | None = None
         self._requests = {"train": 0, "eval": 0}
         self._step_began = time.perf_counter()
@@ -155,6 +161,7 @@ class PacelineRollout(TrainerCallback):
             before = self._sidecar
             self._open()
             self._sidecar.take_over(before)
+            before.close()
         else:
             self._mirror.sync()
         assert self._sidecar is not None
@@ -165,7 +172,13 @@ class PacelineRollout(TrainerCallback):
         model = trainer.accelerator.unwrap_model(trainer.model)
         config = self._config(trainer)
         dtype = choose_dtype(trainer, next(base_model(model).parameters()).dtype, config.model.dtype)
-        self._mirror = Mirror(model, dtype, "the trainer's model")
+        own_model = base_model(model)
+        if is_own(config) or own_model.config.model_type in FAMILIES:
+            self._mirror = Mirror(model, dtype, "the trainer's model")
+        else:
+            self._mirror = ForeignMirror(model)
+            arguments = {"dtype": str(dtype).removeprefix("torch.")} | config.rollout.vllm
+            config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"vllm": arguments})})
         decoder = self._mirror.decoder
         folder = self._resume / FOLDER if self._resume else None
         state = read_state(folder) if folder and (folder / STATE).is_file() else None
@@ -173,7 +186,11 @@ class PacelineRollout(TrainerCallback):
         neural, warm = self._make_drafter(decoder, config, model, trained)
         spot = config.spot.model_copy(update=self._spot(warm))
         decode = functools.partial(trainer.processing_class.decode, skip_special_tokens=True)
-        self._sidecar = SideCar(decoder, config.model_copy(update={"spot": spot}), decode, neural, warm)
+        source = str(getattr(own_model.config, "_name_or_path", "") or "")
+        out = Path(trainer.args.output_dir)
+        self._sidecar = SideCar(
+            decoder, config.model_copy(update={"spot": spot}), decode, neural, warm, source=source, folder=out
+        )
         if folder and state:
             self._sidecar.restore(folder, state)
             self._requests = dict(state["requests"])
@@ -190,16 +207,22 @@ class PacelineRollout(TrainerCallback):
         device = trainer.accelerator.device
         batch = args.per_device_train_batch_size * args.steps_per_generation
         settings = {"seed": args.seed, "rollout.prompts": batch, "rollout.samples": 1} | self._settings
-        if device.type == "cuda":
+        settings["rollout.temperature"] = float(args.temperature)  # log-probabilities are those at it
+        if trainer.generation_kwargs.get("stop_strings"):
+            stop = trainer.generation_kwargs["stop_strings"]
+            settings["rollout.stop"] = [stop] if isinstance(stop, str) else list(stop)
+        if device.type == "cuda" and self._settings["rollout.engine"] == OWN_ENGINE:
             total = torch.cuda.get_device_properties(device).total_memory
             settings.setdefault("rollout.kv_memory_gb", total * GPU_SHARE / 1e9)
         return config_from(settings, WHERE)
 
     def _make_drafter(
-        self, decoder: Decoder, config: Config, model: Any, trained: Path | None
+        self, decoder: Decoder | ForeignModel, config: Config, model: Any, trained: Path | None
     ) -> tuple[EagleModel | None, bool]:
         """The drafter, and whether it was trained before."""
         name = self._drafter
+        if isinstance(decoder, ForeignModel):
+            return None, False
         if config.speculation.mode == "plain" or name == "none":
             return None, False
         if name == "auto":

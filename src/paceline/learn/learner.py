@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from paceline.config import Config
-from paceline.core import Trajectories
+from paceline.core import Trajectories, Trajectory
 from paceline.learn.algorithms import ALGORITHMS
-from paceline.learn.logprobs import OnHidden, hidden_states, token_logprobs
+from paceline.learn.logprobs import OnHidden, Policy, hidden_states, token_logprobs
 from paceline.learn.losses import clipped, importance_weights, kl_k3, policy_loss, token_weights
 from paceline.learn.optimizer import AdamW
 from paceline.learn.packing import MicroBatch, pack, plan
@@ -30,13 +30,12 @@ from paceline.learn.schedule import learning_rate
 from paceline.learn.token_sums import TokenSums
 from paceline.learn.update_batch import Score, UpdateBatch, has_kl_loss, make_update_batch
 from paceline.lora.adapters import Lora
-from paceline.model.decoder import Decoder
 
 T = TypeVar("T")
 
 
 class Learner:
-    def __init__(self, model: Decoder, config: Config, names: Iterable[str] | None = None, lora: Lora | None = None):
+    def __init__(self, model: Policy, config: Config, names: Iterable[str] | None = None, lora: Lora | None = None):
         """`names` are the parameters that this learner's optimizer holds; all, unless others share the work. With
         `lora` they are adapters of the model, and its own weights only show them."""
         self.model = model
@@ -82,6 +81,10 @@ class Learner:
         """What the step is learned from; trajectories come group by group, `rollout.samples` each."""
         return make_update_batch(trajectories, step, scores, self.config)
 
+    def logprobs(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """Of all answers under the policy as it is, a tensor [tokens] per answer."""
+        return self._logprobs(self.model, trajectories)
+
     def _reference_logprobs(self, trajectories: Trajectories) -> list[Tensor | None]:
         if self.lora is None:
             assert self.reference is not None, "there is a KL term"
@@ -90,7 +93,7 @@ class Learner:
             return [*self._logprobs(reference, trajectories)]
 
     @torch.no_grad()
-    def _logprobs(self, model: Decoder, trajectories: Trajectories) -> list[Tensor]:
+    def _logprobs(self, model: Policy, trajectories: Trajectories) -> list[Tensor]:
         """Log-probabilities of all answers under a model, a tensor [tokens] per answer."""
         out: list[Tensor] = [torch.empty(0)] * len(trajectories)
         for micro in self._micro_batches(trajectories, range(len(trajectories)), torch.float32):

@@ -11,7 +11,10 @@ from torch.utils.checkpoint import checkpoint
 from paceline.learn.packing import MicroBatch
 from paceline.model.attention import PackedAttention
 from paceline.model.decoder import Decoder
+from paceline.model.foreign import ForeignModel
 
+Policy = Decoder | ForeignModel
+"""What can be learned."""
 OnHidden = Callable[[int, Tensor, Tensor, Tensor], None]
 """Is called with a trajectory's index, its tokens [n], tapped features [n, taps * hidden] and last hidden states
 [n, hidden]."""
@@ -19,9 +22,12 @@ LOGITS_AT_ONCE = 2**26  # logits; more are made in pieces, and again in the back
 
 
 def hidden_states(
-    model: Decoder, batch: MicroBatch, recompute_layers: bool = False, on_hidden: OnHidden | None = None
+    model: Policy, batch: MicroBatch, recompute_layers: bool = False, on_hidden: OnHidden | None = None
 ) -> Tensor:
-    """Last hidden states of a micro-batch [N, hidden]; `on_hidden` is called with each trajectory's part of them."""
+    """Last hidden states of a micro-batch [N, hidden]; `on_hidden` is called with each trajectory's part of them,
+    where the model is one that a drafter learns from."""
+    if isinstance(model, ForeignModel):
+        return model.hidden(batch.tokens, batch.lengths)
     attention = PackedAttention(batch.lengths, batch.tokens.device)
     run = _recomputed if recompute_layers and torch.is_grad_enabled() else None
     hidden, features = model(batch.tokens, attention.positions(), attention, run=run, taps=on_hidden is not None)
@@ -33,7 +39,7 @@ def hidden_states(
 
 
 def token_logprobs(
-    model: Decoder,
+    model: Policy,
     batch: MicroBatch,
     temperature: float,
     recompute_layers: bool = False,
@@ -52,7 +58,7 @@ def token_logprobs(
     return torch.cat(logp), torch.cat(entropy)
 
 
-def _logprobs(model: Decoder, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _logprobs(model: Policy, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     logp = (model.logits(hidden).to(wide) / temperature).log_softmax(-1)
     with torch.no_grad():

@@ -17,6 +17,7 @@ from paceline.errors import UserError
 from paceline.files.reading import inside, named_path, read_object, shorten
 from paceline.model.config import FAMILIES, DecoderConfig
 from paceline.model.decoder import Decoder, as_dtype
+from paceline.model.foreign_config import ForeignConfig, foreign_config
 from paceline.model.weights import INDEX, WEIGHTS_FILE, Stored, check_inventory, inventory, read_weights
 
 EMBEDDED = Path(__file__).parents[1] / "embedded"
@@ -54,6 +55,15 @@ def read_config(folder: Path) -> DecoderConfig:
             f"{folder} brings Python code of its own (auto_map in config.json), which Paceline does not run"
         )
     return DecoderConfig.from_hf(hf, where=str(folder))
+
+
+def read_any_config(folder: Path) -> DecoderConfig | ForeignConfig:
+    """The config of a model that the decoder runs, or of one of another family."""
+    if not (folder / "config.json").exists():
+        return read_config(folder)  # which says so
+    hf = read_object(inside(folder, "config.json"))
+    known = hf.get("model_type") in FAMILIES or hf.get("auto_map") or not isinstance(hf.get("model_type"), str)
+    return read_config(folder) if known else foreign_config(hf, folder)
 
 
 def load_model(path: str, dtype: str = "auto", device: str | torch.device = "cpu") -> Decoder:

@@ -138,7 +138,7 @@ class DecoderConfig:
         if not isinstance(model_type, str) or model_type not in FAMILIES:
             raise UserError(
                 f"{where} is of family '{shorten(str(model_type))}', which Paceline does not run; "
-                f"it runs {', '.join(FAMILIES)}"
+                f"it runs {', '.join(FAMILIES)}; with rollout.engine=vllm others can be trained too"
             )
         family = FAMILIES[model_type]
         refuse_quantized(hf, where)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from paceline.errors import UserError
 from paceline.files.reading import check, inside, read_object, shorten
-from paceline.model.checkpoint import find_model, read_config
+from paceline.model.checkpoint import find_model, read_any_config
 from paceline.model.config import Tokens, eos_ids
 from paceline.model.template import bounded_steps, check_template_kwargs
 from paceline.model.tokenizer_files import check_tokenizer_files, own_files
@@ -93,7 +93,7 @@ class Tokenizer:
 def load_tokenizer(path: str, template_kwargs: dict[str, Any] | None = None) -> Tokenizer:
     """The tokenizer of a model; `template_kwargs` are variables for its chat template (task.chat_template_kwargs)."""
     folder = find_model(path)
-    config = read_config(folder)
+    config = read_any_config(folder)
     check_tokenizer_files(folder)
     generation = read_generation(folder)
     # Chat models often end a turn with a token that only generation_config.json names.

@@ -82,13 +82,15 @@ class Child:
     guarded: bool = False
     limit: int = MAX_BYTES
     """Bytes of the largest message that it may send."""
+    executable: str = sys.executable
+    """A Python that has the module."""
     closing: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         ours, theirs = socket.socketpair()
         watched, lifeline = os.pipe()  # the child's guardian watches one end; the other one closes with this process
         self._lifeline = lifeline
-        command = [sys.executable, "-m", self.module, str(theirs.fileno()), str(watched), str(os.getpid())]
+        command = [self.executable, "-m", self.module, str(theirs.fileno()), str(watched), str(os.getpid())]
         with theirs, self._output() as output:
             try:
                 self.process = _starter.submit(

@@ -217,6 +217,15 @@ class RolloutEngine:
         for drafter in self.drafters.values():
             drafter.refresh()
 
+    def rest(self) -> None:
+        """Everything stays where the next rollout finds it."""
+
+    def drafter_accepted(self) -> None:
+        self.tuner.renew()
+
+    def close(self) -> None:
+        """It has nothing that runs elsewhere."""
+
     def release(self, count: int) -> list[int]:
         """Give up to `count` requests that have not begun, the last ones first -> their ids."""
         ids = [request.id for request in self.scheduler.release(count)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,9 +14,13 @@ from paceline.draft.eagle.files import find_drafter
 from paceline.draft.eagle.model import EagleModel
 from paceline.draft.registry import choose_strategies, make_drafters, make_network
 from paceline.model.decoder import Decoder
+from paceline.model.foreign import ForeignModel
 from paceline.rollout.engine import EngineSettings, RolloutEngine
 from paceline.rollout.pages import GPU_KV_SHARE
 from paceline.rollout.stops import Decode
+
+if TYPE_CHECKING:
+    from paceline.setup.engines import EngineSetup
 
 
 def make_sampling(config: Config, eos_ids: tuple[int, ...]) -> SamplingParams:
@@ -72,10 +77,16 @@ def make_engine(
     return engine
 
 
-def make_drafter(model: Decoder, config: Config, trained: Path | None = None) -> EagleModel | None:
+def make_worker_engine(setup: EngineSetup) -> RolloutEngine:
+    """Paceline's own."""
+    assert isinstance(setup.model, Decoder), "other families are refused when their config is read"
+    return make_engine(setup.model, setup.config, setup.decode, setup.drafter, setup.sharing)
+
+
+def make_drafter(model: Decoder | ForeignModel, config: Config, trained: Path | None = None) -> EagleModel | None:
     """The weights of the drafter that the settings want, if there is one; `trained` is where the run has its own."""
     s = config.speculation
-    if s.mode == "plain":
+    if s.mode == "plain" or not isinstance(model, Decoder):
         return None
     if trained is None and s.drafter == "new":
         return make_network(model, None, config.seed)

@@ -18,6 +18,7 @@ from paceline.errors import UserError
 from paceline.evaluation.prompts import decided_eval
 from paceline.model.config import DecoderConfig
 from paceline.model.decoder import as_dtype
+from paceline.model.foreign_config import ForeignConfig
 from paceline.rollout.pages import default_page_size
 from paceline.spot.when import WARM_RATE, when_to_train
 
@@ -33,7 +34,7 @@ def kept_settings(newest: Path | None) -> list[str]:
     return [*always, "speculation.drafter"] if _has_own_drafter(newest) else always
 
 
-def decide(config: Config, shape: DecoderConfig, style: str, newest: Path | None) -> Config:
+def decide(config: Config, shape: DecoderConfig | ForeignConfig, style: str, newest: Path | None) -> Config:
     """What does not depend on the workers' device. The algorithm and the number of workers must be decided; `newest` is
     the checkpoint that the run goes on from, if there is one."""
     drafter = _drafter(config, newest)

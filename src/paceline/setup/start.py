@@ -20,7 +20,8 @@ from paceline.evaluation.prompts import make_eval_set, make_eval_task
 from paceline.evaluation.records import read_records
 from paceline.learn.algorithms import resolve
 from paceline.lora.start import decide_lora
-from paceline.model.checkpoint import find_model, read_config
+from paceline.model.config import DecoderConfig
+from paceline.model.foreign_config import ForeignConfig
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.observe.live import LiveView
 from paceline.observe.metrics import MetricsLog
@@ -32,6 +33,7 @@ from paceline.run.saver import stopped
 from paceline.setup.build import make_sampling
 from paceline.setup.decide import decide, decide_for_device, kept_settings
 from paceline.setup.device import choose_device
+from paceline.setup.engines import check_foreign, is_own, read_policy_config
 from paceline.setup.memory import MemoryPlan, filled, plan_run
 from paceline.setup.objective import objective_line
 from paceline.setup.resume import Resumption
@@ -169,8 +171,10 @@ def _resolve(
     config = decide_lora(choose_workers(resolve(config)), resumed=newest is not None)
     source = str(newest) if newest else config.model.path
     tokenizer = load_tokenizer(source, config.task.chat_template_kwargs)
-    shape = read_config(find_model(source))
-    plan = plan_run(config, shape, engines)
+    shape = read_policy_config(config, source)
+    if isinstance(shape, ForeignConfig):
+        check_foreign(config, shape)
+    plan = plan_run(config, shape, engines) if isinstance(shape, DecoderConfig) and is_own(config) else None
     if plan:
         config = filled(config, plan)
         view.say(plan.line())

@@ -67,6 +67,28 @@ def is_asleep(llm: Any) -> bool:
     return bool(engine_of(llm).is_sleeping())
 
 
+def load_policy_weights(worker: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Load them into a worker's running policy, each into the memory where its predecessor lies, and in the form that
+    its kernels want."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    model = worker.get_model()
+    own = {name for name, _ in model.named_parameters()}
+    loaded = None
+    with set_current_vllm_config(worker.vllm_config), _without_warnings():
+        initialize_layerwise_reload(model)
+        try:
+            loaded = model.load_weights(tensors)
+        finally:
+            finalize_layerwise_reload(model, worker.vllm_config.model_config)
+    missing = sorted(own - loaded) if loaded else []
+    if missing:
+        raise UserError(
+            f"the learner's weights have nothing for {len(missing)} of vLLM's tensors, such as {missing[0]}"
+        )
+
+
 def load_draft_weights(worker: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Load them into a worker's running draft model, each into the memory where its predecessor lies. Raises whatever
     goes wrong in between, with all layers usable again, though some hold new and some old weights."""
