@@ -19,8 +19,8 @@ closer than rounding can move two scores, and a `boundary` if top-p cuts so clos
 no explanation. At most --explain differences are looked at for each depth and sampling.
 
 The law: --law requests with seeds of their own continue the first answer for some tokens at each of --law-temperatures,
-in the plain engine with other seeds than in the drafting one. At each position a chi-square test compares the two. The
-first position is left out, because nothing is drafted there. The last line is JSON.
+in the plain engine with other seeds than in the drafting one at its greatest depth. At each position a chi-square test
+compares the two. The first position is left out, because nothing is drafted there. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def serve(args: argparse.Namespace) -> None:
         explain(args)
         return
     found = read(args, args.serve)
-    missing = [(setting, part) for setting in settings_of(args, args.serve) for part in parts_of(args)]
+    missing = [(setting, part) for setting in settings_of(args, args.serve) for part in parts_of(args, setting)]
     missing = [(setting, part) for setting, part in missing if part not in found.get(setting, {})]
     if not missing:
         return
@@ -199,9 +199,11 @@ def serve(args: argparse.Namespace) -> None:
 # One engine
 
 
-def parts_of(args: argparse.Namespace) -> list[str]:
-    laws = args.law_temperatures.split(",") if args.law else []
-    return [*(s.name for s in samplings_of(args)), *(f"law {t}" for t in laws)]
+def parts_of(args: argparse.Namespace, setting: str) -> list[str]:
+    """The law is compared at the greatest depth, which verifies most."""
+    has_law = args.law > 0 and setting in (OFF, str(max(depths_of(args))))
+    laws = [f"law {t}" for t in args.law_temperatures.split(",")] if has_law else []
+    return [*(s.name for s in samplings_of(args)), *laws]
 
 
 class Engine:
@@ -487,11 +489,11 @@ def summarize(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def laws(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Chi-square of the tokens at each position, between the plain engine and each depth."""
+    """Chi-square of the tokens at each position, between the plain engine and the drafting one."""
     plain, drafting = read(args, PLAIN).get(OFF, {}), read(args, DRAFTING)
     found = []
-    for part in (part for part in parts_of(args) if part.startswith("law ")):
-        for setting in settings_of(args, DRAFTING):
+    for setting in settings_of(args, DRAFTING):
+        for part in (part for part in parts_of(args, setting) if part.startswith("law ")):
             if part not in plain or part not in drafting.get(setting, {}):
                 continue
             theirs, ours = plain[part]["tokens"], drafting[setting][part]["tokens"]
