@@ -18,8 +18,8 @@ model's precision and in a wider one, and the scores of the race from them. It i
 closer than rounding can move two scores, and a `boundary` if top-p cuts so close to one of the two tokens. Others have
 no explanation. At most --explain differences are looked at for each depth and sampling.
 
-The law: --law requests with seeds of their own continue the first answer for some tokens at each of --law-temperatures,
-in the plain engine with other seeds than in the drafting one at its greatest depth. At each position a chi-square test
+The law: --law requests with seeds of their own write some tokens to the first prompt at each of --law-temperatures, in
+the plain engine with other seeds than in the drafting one at its greatest depth. At each position a chi-square test
 compares the two. The first position is left out, because nothing is drafted there. The last line is JSON.
 """
 
@@ -40,7 +40,6 @@ from typing import Any, NamedTuple
 from vllm_side import SOURCE, accept_length, plugin_folder
 
 LAW_TOKENS = 9  # written by each request of the law
-LAW_CONTEXT = 24  # tokens of an answer that these continue
 OTHER_SEEDS = 1 << 32  # between the seeds of the plain engine's law and the others
 RARE = 5  # expected counts below this are pooled
 PLAIN = "plain"
@@ -245,7 +244,7 @@ class Engine:
             if args.draft_sampling != "greedy":
                 options["speculative_config"]["draft_sample_method"] = args.draft_sampling
         card = torch.cuda.is_available()
-        longest = max(map(len, self.work["prompts"])) + args.max_tokens + LAW_CONTEXT + LAW_TOKENS + 16
+        longest = max(map(len, self.work["prompts"])) + args.max_tokens + 16
         self.llm = LLM(
             model=str(find_model(args.model)),
             dtype="bfloat16" if card else "float32",
@@ -285,7 +284,7 @@ class Engine:
         if part.startswith("law "):
             first = OTHER_SEEDS if not self.drafting else 0
             sampling = Sampling(float(part.removeprefix("law ")), 1.0)
-            prompts = [[*prompts[0], *self.context()]] * self.args.law
+            prompts = prompts[:1] * self.args.law
             count = LAW_TOKENS
             stop = []
         else:
@@ -311,11 +310,6 @@ class Engine:
             "accept_length": accept_length(before, self.counts()),
             "tokens": [list(answer.outputs[0].token_ids) for answer in done],
         }
-
-    def context(self) -> list[int]:
-        """The beginning of the first answer of the plain engine."""
-        plain = read(self.args, PLAIN)
-        return plain[OFF][samplings_of(self.args)[0].name]["tokens"][0][:LAW_CONTEXT]
 
     def counts(self) -> tuple[float, float]:
         found = {m.name: m.value for m in self.llm.get_metrics() if hasattr(m, "value")}
