@@ -50,7 +50,8 @@ PARTS = [
          "--set learn.warmup_steps=20"),
     Part("rl-step-7b-flat", f"python benchmarks/rl_step.py --model {DEEP} --steps 8 --flat 384 "
          "--set learn.warmup_steps=20"),
-    Part("lora-step-7b", "python benchmarks/lora_step.py --geometry 7b --steps 4"),
+    Part("lora-step-7b", "python benchmarks/lora_step.py --geometry 7b --steps 3 --tokens 256 "
+         "--keep-activations --micro-tokens 2048"),
     Part("peers-7b", f"python benchmarks/peers.py --model {DEEP} --max-tokens 4096 --cap 64"),
 ]  # fmt: skip
 

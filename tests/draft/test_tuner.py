@@ -214,6 +214,27 @@ def test_a_few_drafts_do_not_outweigh_what_is_known_of_stragglers():
     assert tuner.stragglers.ratios[64] == 0.5, "one is slow"
 
 
+def test_what_drafts_gave_the_sequence_that_ended_last_is_known_of_the_last_rollout():
+    """Of 64 sequences of 384 tokens one has no draft accepted, which nothing but the number of rounds tells."""
+    machine, tuner = Machine({"neural": 0.8}, knee=150), Tuner(STRATEGIES, 64)
+    play(tuner, machine, 64, 300)
+    tuner.explore = 0.0
+    tuner.choose(BatchContext(1))
+    tuner.choose(BatchContext(64))
+    assert not tuner.choose(BatchContext(64)).strategy.plain
+    for slow in (True, False):
+        told(tuner, 64, PLAIN, machine.cost(64, PLAIN), None)
+        for _ in range(50):
+            told(tuner, 64, Strategy.parse("neural:3"), 2e-3, [3] * 63 + [0])
+        told(tuner, 1, PLAIN, 1e-3, None, ended=[1 + 52 if slow else 1 + 52 + 150] * 64)
+        tuner.choose(BatchContext(1))
+        tuner.choose(BatchContext(64))
+        assert tuner.choose(BatchContext(64)).strategy.plain == slow
+        known = Tuner(STRATEGIES, 64)
+        known.restore(json.loads(json.dumps(tuner.state())))
+        assert known.stragglers.gain == tuner.stragglers.gain == (0.0 if slow else 1.0)
+
+
 def test_plain_decoding_is_run_for_two_rounds_and_the_second_one_counts():
     strategy = Strategy.parse("neural:4")
     tuner = Tuner([PLAIN, strategy], 8, explore=0.0)

@@ -77,6 +77,23 @@ def test_as_fast_as_the_best_depth_and_never_slower_than_without(batch: int):
     assert seconds < 1.02 * found[0]
 
 
+@pytest.mark.parametrize("overlap", [True, False], ids=["asynchronous", "synchronous"])
+def test_a_batch_that_ends_with_its_slowest_request(overlap: bool):
+    """Drafts are worth their while on average, but four requests have hardly any accepted, and all have as many
+    tokens: from the second batch on it is known."""
+    machine = Machine(knee=120, rate=0.8)
+    tuner = tuner_for(64)
+    simulated = engine(tuner, machine, 64, overlap)
+    plain = static(64, 256, 0, machine, overlap)
+    assert max(DEPTHS, key=lambda d: machine.speed(64, d)) > 0
+    turns = []
+    for turn in range(5):
+        for i in range(64):
+            simulated.add(f"{turn} {i}", 256, rate=0.03 if i < 4 else 0.9)
+        turns.append(plain / simulated.run())
+    assert turns[0] > 0.85 and min(turns[1:]) > 0.99, turns
+
+
 def test_a_drafter_that_is_never_right_costs_next_to_nothing():
     machine = Machine(knee=48, rate=0.02)
     tuner = tuner_for()

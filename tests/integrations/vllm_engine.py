@@ -31,6 +31,8 @@ class EngineRequest:
     written: int = 0
     prompt: int = 8
     """Tokens of the prompt that are not read yet."""
+    rate: float | None = None
+    """Share of its draft tokens that are accepted, if it is another one than the machine's."""
 
     def is_finished(self) -> bool:
         return self.left <= 0
@@ -73,8 +75,8 @@ class SimulatedEngine:
         """Most tokens of a step without prompts."""
         self._free_at = 0.0  # when the device has done all that it was given
 
-    def add(self, name: str, tokens: int, prompt: int = 8) -> None:
-        self.requests[name] = EngineRequest(tokens, prompt=prompt)
+    def add(self, name: str, tokens: int, prompt: int = 8, rate: float | None = None) -> None:
+        self.requests[name] = EngineRequest(tokens, prompt=prompt, rate=rate)
         self.waiting.append(name)
 
     def run(self, until: Callable[[], bool] = lambda: False) -> float:
@@ -122,8 +124,9 @@ class SimulatedEngine:
             if name in self.requests:
                 before[name] = self.requests[name]
             accepted = 0
+            rate = before[name].rate if name in before else None
             for _ in output.scheduled_spec_decode_tokens.get(name, ()):
-                if self.dice.random() >= self.machine.rate:
+                if self.dice.random() >= (self.machine.rate if rate is None else rate):
                     break
                 accepted += 1
             sampled.append([7] * (1 + accepted))

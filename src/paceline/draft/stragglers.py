@@ -4,6 +4,10 @@ Let a drafted round take c seconds and give the average sequence m tokens and th
 equally long, the slowest has a share 1 - w / m of its tokens left when the average one ends, and decodes them alone at
 a seconds each: a token takes c / m + (1 - w / m) a seconds. In a long tail the sequence that is waited for may be any,
 so the second term counts only as much as completions ended together in the last rollout.
+
+How slow the slowest one is, is estimated from the drafts of the present rollout (`slowest`), and known from the last
+one, whose longest sequence took part in every round: what drafts gave it is its length less the rounds. The lower one
+counts.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -44,11 +48,22 @@ class Stragglers:
     ratios: dict[int, float] = field(default_factory=dict)
     """By batch size: acceptance rate of the slowest sequence over that of all, when that was last seen."""
 
+    gain: float = 1.0
+    """Draft tokens that were accepted per round for the sequence that ended last, over those of all, in the last
+    rollout."""
+
     def __post_init__(self) -> None:
         self._lengths: deque[int] = deque(maxlen=1024)
+        self._plain_rounds = 0
+        self._drafted: list[float] = []  # mean accepted draft tokens of each drafted round
 
-    def ended(self, lengths: Iterable[int]) -> None:
-        self._lengths.extend(lengths)
+    def observe(self, accepted: Iterable[int] | None, ended: Iterable[int]) -> None:
+        """A round: accepted draft tokens per sequence, None for plain decoding, and lengths of what ended with it."""
+        if accepted:
+            self._drafted.append(fmean(accepted))
+        else:
+            self._plain_rounds += 1
+        self._lengths.extend(ended)
 
     def see(self, size: int, ratio: float) -> None:
         """After a drafted round. A ratio is given the benefit of what is not known yet, so it falls at once and rises
@@ -60,21 +75,32 @@ class Stragglers:
         """Most sequences are new. What is known of stragglers is forgotten slowly, because plain decoding, to which it
         may lead, cannot correct it."""
         self.ratios = {size: ratio + (1 - ratio) / HORIZON for size, ratio in self.ratios.items()}
+        self.gain += (1 - self.gain) / HORIZON
         if self._lengths:
-            self.together = median(self._lengths) / max(self._lengths)
+            longest = max(self._lengths)
+            self.together = median(self._lengths) / longest
+            if len(self._drafted) >= ENOUGH and sum(self._drafted) > 0:
+                # Whatever ended last took part in every round, unless requests came one by one, which takes more
+                # rounds than it has tokens. Its first token came with its prompt.
+                accepted = longest - 1 - self._plain_rounds - len(self._drafted)
+                if accepted >= 0:
+                    self.gain = min(1.0, accepted / sum(self._drafted))
         self._lengths.clear()
+        self._plain_rounds = 0
+        self._drafted = []
 
     def waited_for(self, size: int, rate: float, depth: int, accept_length: float) -> float:
         """Share of the slowest sequence's tokens that are left when the average sequence has ended. `rate` and
         `accept_length` are the average one's."""
         slow = min(0.999, rate * self.ratios.get(size, 1.0))
-        slow_length = (1 - slow ** (depth + 1)) / (1 - slow)
+        slow_length = min((1 - slow ** (depth + 1)) / (1 - slow), 1 + self.gain * (accept_length - 1))
         return self.together * max(0.0, 1 - slow_length / accept_length)
 
     def state(self) -> dict[str, Any]:
         ratios = [{"batch": size, "ratio": ratio} for size, ratio in sorted(self.ratios.items())]
-        return {"together": self.together, "ratios": ratios}
+        return {"together": self.together, "gain": self.gain, "ratios": ratios}
 
     def restore(self, state: Mapping[str, Any], sizes: Iterable[int]) -> None:
         self.together = state.get("together", 1.0)
+        self.gain = state.get("gain", 1.0)
         self.ratios = {entry["batch"]: entry["ratio"] for entry in state.get("ratios", []) if entry["batch"] in sizes}

@@ -122,7 +122,7 @@ class Tuner:
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Rounds may have been chosen by somebody else; strategies that are not the tuner's own are ignored."""
-        self.stragglers.ended(outcome.ended)
+        self.stragglers.observe(outcome.accepted, outcome.ended)
         strategy = outcome.choice.strategy
         if strategy not in self._costs.costs:
             return

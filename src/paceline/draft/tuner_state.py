@@ -73,6 +73,7 @@ class RatioState(TypedDict):
 class StragglersState(TypedDict):
     __pydantic_config__ = STRICT  # type: ignore[misc]
     together: Share
+    gain: NotRequired[Share]
     ratios: list[RatioState]
 
 

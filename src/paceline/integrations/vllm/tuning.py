@@ -65,15 +65,20 @@ class DepthTuner:
         self.drafts = 0
         self.accepted = 0
         self._kept = 0  # steps for which the choice stays
-        self._since_arrival = 0  # steps
+        self._since_arrival = HORIZON  # steps since requests arrived while others ran
+        self._arriving = False  # in the last step
+        self._running = False  # after the last step that was read
         self._mixed_in_a_row = 0  # steps
         self._requests = RequestAcceptance()
 
     def choose(self, batch: int, waiting: bool, arrived: bool) -> Choice:
         """For the draft of a step of so many sequences. `waiting` tells whether requests wait for a slot, `arrived`
         whether some are new in this step."""
-        self._since_arrival = 0 if arrived else self._since_arrival + 1
-        # Where requests keep coming, nobody waits for the slowest one.
+        # Where requests keep coming, nobody waits for the slowest one. A batch that an idle engine was given, which it
+        # may take in over some steps, ends with it.
+        joined = arrived and self._running and not self._arriving
+        self._arriving = arrived
+        self._since_arrival = 0 if joined else self._since_arrival + 1
         served = waiting or self._since_arrival < HORIZON
         context = BatchContext(
             batch, slowest=1.0 if served else self._requests.slowest(), most_rows=self.envelope.most_rows
@@ -103,6 +108,7 @@ class DepthTuner:
 
     def keep(self, running: Collection[str]) -> None:
         """Forget requests that do not run any more."""
+        self._running = bool(running)
         self._requests.keep(running)
 
     def renew(self) -> None:
