@@ -284,7 +284,9 @@ class EngineDrafters:
         if self._drafter is None or self._folder is None:
             return None
         self.changed = False
-        return self._folder.write(self._version, self._drafter)
+        out = self._folder.write(self._version, self._drafter)
+        self._folder.keep = out  # what comes later is compared with it
+        return out
 
     def policy_updated(self) -> None:
         """A head with some of the policy's rows has others now."""

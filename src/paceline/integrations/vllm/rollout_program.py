@@ -118,12 +118,19 @@ class RolloutProgram:
             if asleep:
                 self.engine.wake_up(tags=["kv_cache"])
             self.engine.reset_prefix_cache()  # of the policy before
+            self._resume()
         except Exception as err:  # noqa: BLE001 (vLLM raises anything from a worker; the learner's process says it)
             traceback.print_exc()
             error = first_line(err)
         if error is None and message.drafter is not None:
             drafter_error = self._take_drafter(message.drafter)
         self.parent.send(WeightsTaken(error, time.monotonic() - began, drafter_error))
+
+    def _resume(self) -> None:
+        """A scheduler that was put to sleep is paused; not in all versions does waking part by part end that."""
+        core = getattr(self.engine.engine_core, "engine_core", None)
+        if core is not None and hasattr(core, "is_scheduler_paused") and core.is_scheduler_paused():
+            core.resume_scheduler()
 
     def _take_drafter(self, folder: str) -> str | None:
         found = self.engine.collective_rpc("paceline_load_drafter", timeout=LOAD_S, args=(folder,))
