@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ CPU_KV_GB = 1  # for KV pages on a CPU, unless rollout.kv_memory_gb or VLLM_CPU_
 FREE_SHARE = 0.9  # of what is free when the engine starts: the rest is for the learner's temporaries and the runtime
 AWAKE_SHARE = 0.5  # the same where the engine does not sleep while the policy is updated
 DEPTH = 7  # deepest draft of the tuner, unless speculation.strategies names others
+COMPLETE = "config.json"  # copied last
+COPIED = (".json", ".txt", ".model", ".jinja")
+"""Files of a model that are not its weights."""
 INSTALLED = ("site-packages", "dist-packages")
 """Folders that hold other packages too: another Python must not see those of this one."""
 TAKEN = ("model", "worker_extension_cls", "logprobs_mode", "skip_tokenizer_init", "generation_config", "seed")
@@ -42,7 +46,8 @@ def engine_arguments(setup: EngineSetup, drafter: Path | None, tuner_state: Path
     cuda = setup.model.device.type == "cuda"
     settings = engine_settings(config, setup.model.device)
     arguments: dict[str, Any] = {
-        "model": str(find_model(setup.source).resolve()),
+        "model": str(model_folder(setup)),
+        "load_format": "dummy",  # all weights are the learner's
         "dtype": str(setup.model.dtype).removeprefix("torch."),
         "seed": config.seed % 2**32,
         "max_num_seqs": settings.max_batch,
@@ -71,6 +76,26 @@ def engine_arguments(setup: EngineSetup, drafter: Path | None, tuner_state: Path
             "additional_config": {"paceline": tuner},
         }
     return arguments | given
+
+
+def model_folder(setup: EngineSetup) -> Path:
+    """Where vLLM finds the config and the tokenizer: a copy in the run directory. A checkpoint that the run went on
+    from has other weights besides the policy's, and may be gone when the engine has to be started again."""
+    folder = setup.run / f"vllm-model-{setup.worker}" if setup.run else None
+    if folder is not None and (folder / COMPLETE).is_file():
+        return folder.resolve()
+    source = find_model(setup.source)
+    if folder is None:
+        return source.resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in sorted(source.iterdir()):
+            if file.suffix in COPIED and file.is_file() and file.name != COMPLETE:
+                shutil.copyfile(file, folder / file.name)
+        shutil.copyfile(source / COMPLETE, folder / COMPLETE)
+    except OSError as err:
+        raise UserError(f"the config of the model could not be copied to {folder} for vLLM: {err}") from err
+    return folder.resolve()
 
 
 def free_share(device: torch.device, sleeps: bool) -> float:
