@@ -49,6 +49,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--difficulty", default="tail")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--lr", type=float, default=1e-6)
+    parser.add_argument("--micro-tokens", type=int, default=8448)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--checked", type=int, default=32, help="completions per step that the learner scores again")
@@ -126,7 +127,8 @@ def config_of(args: argparse.Namespace) -> Any:
         f"rollout.samples={args.samples}", f"rollout.max_tokens={args.max_tokens}",
         f"rollout.temperature={args.temperature}", f"speculation.mode={'plain' if plain else 'adaptive'}",
         "learn.algorithm=grpo", "learn.aggregate=token_mean", f"learn.lr={args.lr}", "learn.warmup_steps=0",
-        "learn.overlong_buffer=0", "learn.optimizer_dtype=bfloat16", "learn.activation_checkpointing=true",
+        "learn.overlong_buffer=0", f"learn.micro_tokens={args.micro_tokens}", "learn.optimizer_dtype=bfloat16",
+        "learn.activation_checkpointing=true",
         "checkpoint.every=0", "log.tensorboard=false", "spot.when=off",
     ]  # fmt: skip
     if engine == "vllm":

@@ -13,13 +13,15 @@ from typer.testing import CliRunner
 from paceline.cli import app
 from paceline.config import build_config
 from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.model import new_drafter
 from paceline.errors import UserError
 from paceline.integrations.vllm import weights as weights_module
+from paceline.integrations.vllm.rollout_engine import EngineDrafters
 from paceline.integrations.vllm.rollout_settings import depth, logprobs_mode, sampling_of
 from paceline.integrations.vllm.weights import read_shared, shared_weights
 from paceline.library.trainer import Trainer
 from paceline.model.checkpoint import layout
-from paceline.setup.engines import is_own
+from paceline.setup.engines import EngineSetup, is_own
 
 from ..conftest import tiny_model
 
@@ -95,6 +97,38 @@ def test_where_there_is_no_room_at_all_one_sentence_says_so(tmp_path, monkeypatc
         shared_weights({"a": torch.ones(3)}, tmp_path / "gone"),
     ):
         pass
+
+
+def drafters_of(tmp_path, notes):
+    model = tiny_model("llama", dtype=torch.float32)
+    config = build_config({"rollout": {"temperature": 0}}, "test")  # vLLM on a CPU speculates only then
+    setup = EngineSetup(config, model, "", new_drafter(model, 32, 0), None, 0, 1, tmp_path, lambda: None, notes.append)
+    return EngineDrafters(setup)
+
+
+def test_versions_of_the_drafter_go_to_vllm_and_the_first_one_stays(tmp_path):
+    drafters = drafters_of(tmp_path, [])
+    first = drafters.newest()
+    assert (first / "config.json").is_file() and drafters.exchange() is None, "nothing is new"
+    for _ in range(5):
+        drafters.changed = True
+        latest = drafters.exchange()
+    assert latest.endswith("version-00005") and (first / "config.json").is_file()
+    drafters.policy_updated()
+    assert drafters.exchange() is None, "it uses the policy's whole head, which vLLM has"
+
+
+def test_a_drafter_that_cannot_be_written_costs_a_sentence(tmp_path):
+    notes = []
+    drafters = drafters_of(tmp_path, notes)
+    drafters.newest()
+    shutil.rmtree(tmp_path / "vllm-drafter-0")
+    (tmp_path / "vllm-drafter-0").write_text("in the way, as a full disk is")
+    drafters.changed = True
+    assert drafters.exchange() is None
+    assert len(notes) == 1 and notes[0].startswith(
+        "vLLM goes on with the drafter before: version 1 of the drafter could"
+    )
 
 
 def test_sampling_in_vllms_words():
