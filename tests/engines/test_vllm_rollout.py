@@ -3,6 +3,7 @@ like those with our engine, and a run survives the loss of the engine's process.
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -147,11 +148,15 @@ def test_another_dense_family_has_the_weights_of_each_update(tmp_path):
     model = AutoModelForCausalLM.from_config(Phi3Config(**TINY, tie_word_embeddings=False))
     loop, _ = new_run(
         tmp_path / "run", f"model.path={saved_with_tokenizer(model, tmp_path / 'phi')}", *DIGITS, "steps=3",
-        "learn.activation_checkpointing=true", "learn.lr=1e-3",
+        "learn.activation_checkpointing=true", "learn.lr=1e-3", "rollout.stop=['7']", "log.samples=32",
     )  # fmt: skip
     check = WeightCheck(loop)
     loop.train()
     check_weights(check, 3, by=1e-2)
+    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    assert any(one["answer"].endswith("7") for one in samples)
+    for one in samples:
+        assert "7" not in one["answer"][:-1], "a stop string is kept, and ends the completion"
 
 
 def test_an_argument_that_vllm_does_not_know_is_named(tmp_path):
