@@ -6,8 +6,8 @@ weights of each update, and seconds by part.
     python benchmarks/vllm_rl.py --model embedded --steps 6 --out OUT --prompts 4 --samples 4 --max-tokens 200 \\
         --dtype float32 --difficulty medium --lr 1e-4 --python .venv-vllm/bin/python --eager      # on a CPU
 
-Sides: `ours` and `vllm` speculate with the drafter in the model's folder, if there is one (vLLM on a CPU does not);
-`ours-plain` and `vllm-plain` do not. Each side is a process of its own and leaves OUT/rl-SIDE.json; one that is there
+Sides: `ours` and `vllm` speculate with the drafter in the model's folder, if there is one; `ours-plain` and
+`vllm-plain` do not. On a CPU vLLM draws with our noise, so both sides should be the same run, token by token. Each side is a process of its own and leaves OUT/rl-SIDE.json; one that is there
 is not run again. Both make the same run: same prompts, same settings, one worker that decodes and learns, with vLLM
 in a process beside it that sleeps during updates.
 

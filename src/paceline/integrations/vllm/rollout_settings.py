@@ -14,6 +14,7 @@ from paceline.draft.strategy import Strategy
 from paceline.errors import UserError
 from paceline.integrations.vllm.internals import METHOD
 from paceline.integrations.vllm.options import SCHEDULER
+from paceline.integrations.vllm.settings import SAME_TOKENS
 from paceline.model.checkpoint import find_model
 from paceline.setup.build import engine_settings
 
@@ -68,12 +69,14 @@ def engine_arguments(setup: EngineSetup, drafter: Path | None, tuner_state: Path
         else:
             sleeps = given.get("enable_sleep_mode", True)
             arguments["gpu_memory_utilization"] = free_share(setup.model.device, sleeps)
+    ours: dict[str, Any] = {SAME_TOKENS: True}  # speculation changes no token, as in our own engine
+    arguments["additional_config"] = {"paceline": ours}
     if drafter is not None:
-        tuner = {} if tuner_state is None else {"state": str(tuner_state)}
+        if tuner_state is not None:
+            ours["state"] = str(tuner_state)
         arguments |= {
             "scheduler_cls": SCHEDULER,
             "speculative_config": {"method": METHOD, "model": str(drafter), "num_speculative_tokens": depth(config)},
-            "additional_config": {"paceline": tuner},
         }
     return arguments | given
 
@@ -162,10 +165,10 @@ def sampling_of(request: Request, max_length: int) -> dict[str, Any]:
     }
 
 
-def speculates(setup: EngineSetup) -> str | None:
-    """None if the engine can draft with the policy's drafter; else why not, empty where there is none to draft with."""
-    if setup.drafter is None:
-        return ""
-    if setup.model.device.type == "cpu" and setup.config.rollout.temperature > 0:
-        return "vLLM on a CPU draws wrongly above temperature 0 while it speculates"
-    return None
+def needs_race(setup: EngineSetup) -> bool:
+    """Whether vLLM would draw wrongly with speculation, if it were not by race."""
+    return setup.model.device.type == "cpu" and setup.config.rollout.temperature > 0
+
+
+def without_speculation(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name not in ("speculative_config", "scheduler_cls")}
