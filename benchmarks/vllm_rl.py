@@ -7,9 +7,9 @@ weights of each update, and seconds by part.
         --dtype float32 --difficulty medium --lr 1e-4 --python .venv-vllm/bin/python --eager      # on a CPU
 
 Sides: `ours` and `vllm` speculate with the drafter in the model's folder, if there is one; `ours-plain` and
-`vllm-plain` do not. On a CPU vLLM draws with our noise, so both sides should be the same run, token by token. Each side is a process of its own and leaves OUT/rl-SIDE.json; one that is there
-is not run again. Both make the same run: same prompts, same settings, one worker that decodes and learns, with vLLM
-in a process beside it that sleeps during updates.
+`vllm-plain` do not. Each side is a process of its own and leaves OUT/rl-SIDE.json; one that is there is not run again.
+Both make the same run: same prompts, same settings, one worker that decodes and learns, with vLLM in a process beside
+it that sleeps during updates. On a CPU vLLM draws with our noise, so the runs should be equal, token by token.
 
 Before each update the learner computes the log-probabilities of the completions itself. By how much those differ from
 what the engine reported says whether the engine has the policy's weights: `difference` is the mean, 99th percentile and
