@@ -46,6 +46,7 @@ from paceline.kernels.noise import request_key, seed_with_key
 from paceline.model.checkpoint import layout
 from paceline.model.foreign import ForeignModel, foreign_layout
 from paceline.rollout.stats import EngineStats, RoundRecord
+from paceline.rollout.worker_engine import WorkerEngine
 from paceline.setup.engines import EngineSetup
 
 STEP_S = 0.05  # that one call of `step` waits for news
@@ -328,5 +329,5 @@ def completion(request: Request, one: FinishedRequest) -> Completion:
     return Completion(request, one.tokens, one.logprobs, "stop" if one.stopped else "length")
 
 
-def make_worker_engine(setup: EngineSetup) -> VllmEngine:
+def make_worker_engine(setup: EngineSetup) -> WorkerEngine:
     return VllmEngine(setup)
