@@ -6,10 +6,10 @@ weights of each update, and seconds by part.
     python benchmarks/vllm_rl.py --model embedded --steps 6 --out OUT --prompts 4 --samples 4 --max-tokens 200 \\
         --dtype float32 --difficulty medium --lr 1e-4 --python .venv-vllm/bin/python --eager      # on a CPU
 
-Sides: `ours` and `vllm` speculate with the drafter in the model's folder, if there is one (vLLM on a CPU does not);
-`ours-plain` and `vllm-plain` do not. Each side is a process of its own and leaves OUT/rl-SIDE.json; one that is there
-is not run again. Both make the same run: same prompts, same settings, one worker that decodes and learns, with vLLM
-in a process beside it that sleeps during updates.
+Sides: `ours` and `vllm` speculate with the drafter in the model's folder, if there is one; `ours-plain` and
+`vllm-plain` do not. Each side is a process of its own and leaves OUT/rl-SIDE.json; one that is there is not run again.
+Both make the same run: same prompts, same settings, one worker that decodes and learns, with vLLM in a process beside
+it that sleeps during updates. On a CPU vLLM draws with our noise, so the runs should be equal, token by token.
 
 Before each update the learner computes the log-probabilities of the completions itself. By how much those differ from
 what the engine reported says whether the engine has the policy's weights: `difference` is the mean, 99th percentile and
@@ -49,6 +49,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--difficulty", default="tail")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--lr", type=float, default=1e-6)
+    parser.add_argument("--micro-tokens", type=int, default=8448)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--checked", type=int, default=32, help="completions per step that the learner scores again")
@@ -126,7 +127,8 @@ def config_of(args: argparse.Namespace) -> Any:
         f"rollout.samples={args.samples}", f"rollout.max_tokens={args.max_tokens}",
         f"rollout.temperature={args.temperature}", f"speculation.mode={'plain' if plain else 'adaptive'}",
         "learn.algorithm=grpo", "learn.aggregate=token_mean", f"learn.lr={args.lr}", "learn.warmup_steps=0",
-        "learn.overlong_buffer=0", "learn.optimizer_dtype=bfloat16", "learn.activation_checkpointing=true",
+        "learn.overlong_buffer=0", f"learn.micro_tokens={args.micro_tokens}", "learn.optimizer_dtype=bfloat16",
+        "learn.activation_checkpointing=true",
         "checkpoint.every=0", "log.tensorboard=false", "spot.when=off",
     ]  # fmt: skip
     if engine == "vllm":

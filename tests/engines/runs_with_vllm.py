@@ -36,6 +36,8 @@ class Checked:
 
     difference: float
     """Largest, of all tokens."""
+    mean: float
+    """Of all tokens."""
     moved: float
     """Mean."""
 
@@ -85,7 +87,8 @@ class WeightCheck:
         engine = torch.tensor([x for t in trajectories for x in t.logprobs], dtype=torch.float64)
         metrics: dict[str, float] = self._update(trajectories, step)
         after = torch.cat(learner.logprobs(trajectories)).double()
-        self.seen.append(Checked(float((before - engine).abs().max()), float((after - before).abs().mean())))
+        off = (before - engine).abs()
+        self.seen.append(Checked(float(off.max()), float(off.mean()), float((after - before).abs().mean())))
         return metrics
 
 

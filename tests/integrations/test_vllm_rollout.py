@@ -13,13 +13,16 @@ from typer.testing import CliRunner
 from paceline.cli import app
 from paceline.config import build_config
 from paceline.core import Request, SamplingParams
+from paceline.draft.eagle.model import new_drafter
 from paceline.errors import UserError
 from paceline.integrations.vllm import weights as weights_module
-from paceline.integrations.vllm.rollout_settings import depth, logprobs_mode, sampling_of
+from paceline.integrations.vllm.rollout_engine import EngineDrafters
+from paceline.integrations.vllm.rollout_settings import depth, logprobs_mode, needs_race, sampling_of
 from paceline.integrations.vllm.weights import read_shared, shared_weights
+from paceline.kernels.noise import request_key, seed_with_key
 from paceline.library.trainer import Trainer
 from paceline.model.checkpoint import layout
-from paceline.setup.engines import is_own
+from paceline.setup.engines import EngineSetup, is_own
 
 from ..conftest import tiny_model
 
@@ -97,6 +100,41 @@ def test_where_there_is_no_room_at_all_one_sentence_says_so(tmp_path, monkeypatc
         pass
 
 
+def drafters_setup(tmp_path, notes):
+    model = tiny_model("llama", dtype=torch.float32)
+    config = build_config({}, "test")
+    return EngineSetup(config, model, "", new_drafter(model, 32, 0), None, 0, 1, tmp_path, lambda: None, notes.append)
+
+
+def drafters_of(tmp_path, notes):
+    return EngineDrafters(drafters_setup(tmp_path, notes))
+
+
+def test_versions_of_the_drafter_go_to_vllm_and_the_first_one_stays(tmp_path):
+    drafters = drafters_of(tmp_path, [])
+    first = drafters.newest()
+    assert (first / "config.json").is_file() and drafters.exchange() is None, "nothing is new"
+    for _ in range(5):
+        drafters.changed = True
+        latest = drafters.exchange()
+    assert latest.endswith("version-00005") and (first / "config.json").is_file()
+    drafters.policy_updated()
+    assert drafters.exchange() is None, "it uses the policy's whole head, which vLLM has"
+
+
+def test_a_drafter_that_cannot_be_written_costs_a_sentence(tmp_path):
+    notes = []
+    drafters = drafters_of(tmp_path, notes)
+    drafters.newest()
+    shutil.rmtree(tmp_path / "vllm-drafter-0")
+    (tmp_path / "vllm-drafter-0").write_text("in the way, as a full disk is")
+    drafters.changed = True
+    assert drafters.exchange() is None
+    assert len(notes) == 1 and notes[0].startswith(
+        "vLLM goes on with the drafter before: version 1 of the drafter could"
+    )
+
+
 def test_sampling_in_vllms_words():
     sampling = SamplingParams(0.7, top_k=5, top_p=0.9, max_tokens=50, min_tokens=2, stop_token_ids=(1, 7), stop=("x",))
     out = sampling_of(Request(0, (2, 3, 4), sampling), 20)
@@ -111,6 +149,21 @@ def test_sampling_in_vllms_words():
 )
 def test_log_probabilities_are_those_at_the_temperature(temperature, mode):
     assert logprobs_mode(build_config({"rollout": {"temperature": temperature}}, "test")) == mode
+
+
+@pytest.mark.parametrize(("seed", "number"), [(0, 0), (5, 7), (2**63 - 1, 2**40)])
+def test_vllm_gets_the_seed_with_which_its_noise_is_ours(seed, number):
+    key = request_key(seed, number)
+    assert request_key(seed_with_key(key), 0) == key and -(2**63) <= seed_with_key(key) < 2**63
+
+
+def test_on_a_cpu_above_temperature_0_speculation_needs_the_race(tmp_path):
+    notes = []
+    drafters = drafters_of(tmp_path, notes)
+    setup = drafters_setup(tmp_path, notes)
+    assert needs_race(setup) and drafters.newest()
+    drafters.turn_off()
+    assert drafters.newest() is None and "rollouts go without speculation" in notes[0]
 
 
 def test_the_deepest_draft_is_that_of_the_strategies():

@@ -10,11 +10,11 @@ from paceline.cluster.make import make_cluster
 from paceline.config import Config
 from paceline.evaluation.evaluator import Evaluator
 from paceline.evaluation.prompts import make_eval_set, make_eval_task
-from paceline.model.checkpoint import find_model, read_config
 from paceline.model.tokenizer import load_tokenizer
 from paceline.process.stopping import Stopping
 from paceline.run import Run
 from paceline.setup.build import make_sampling
+from paceline.setup.engines import read_policy_config
 from paceline.setup.start import make_rewards, with_eval_rewards
 from paceline.tasks.tasks import choose_style
 
@@ -24,7 +24,7 @@ def evaluating(config: Config, folder: Path, stopping: Stopping, note: Callable[
     """An evaluator of the model that `config` names; `folder` is for logs and can be removed afterwards."""
     with ExitStack() as undo:
         tokenizer = load_tokenizer(config.model.path)
-        shape = read_config(find_model(config.model.path))
+        shape = read_policy_config(config, config.model.path)
         task = make_eval_task(config, choose_style(config.task.style, shape.hf, bool(tokenizer.hf.chat_template)))
         pool = make_rewards(with_eval_rewards(config), task, None, folder / "rewards.log")
         undo.callback(pool.close)

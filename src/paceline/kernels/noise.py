@@ -33,6 +33,19 @@ def request_key(seed: int, request_id: int) -> int:
     return signed(_mix((_mix((seed + GOLDEN) & MASK) + request_id * GOLDEN + GOLDEN) & MASK))
 
 
+def seed_with_key(key: int) -> int:
+    """The seed with which request 0 has this key, as an int64: the mixing of bits can be taken back."""
+    return signed((_unmixed((_unmixed(key & MASK) - GOLDEN) & MASK) - GOLDEN) & MASK)
+
+
+def _unmixed(x: int) -> int:
+    x ^= (x >> 31) ^ (x >> 62)
+    x = (x * pow(MIX2, -1, MASK + 1)) & MASK
+    x ^= (x >> 27) ^ (x >> 54)
+    x = (x * pow(MIX1, -1, MASK + 1)) & MASK
+    return x ^ (x >> 30) ^ (x >> 60)
+
+
 def _shift(x: Tensor, bits: int) -> Tensor:
     """Logical right shift of int64: the arithmetic one, without the copies of the sign."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)

@@ -97,7 +97,7 @@ def save(
     old = folder / f".old-{target.name}"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    progress.tuner = write(aside)
+    progress.tuner = write(aside) or None  # an engine may keep it elsewhere
     tokenizer.save(aside)
     state = json.dumps(without_nan(asdict(progress)), allow_nan=False)
     (aside / STATE).write_text(state + "\n", encoding="utf-8")

@@ -20,6 +20,7 @@ from paceline.rollout.pages import GPU_KV_SHARE
 from paceline.rollout.stops import Decode
 
 if TYPE_CHECKING:
+    from paceline.rollout.worker_engine import WorkerEngine
     from paceline.setup.engines import EngineSetup
 
 
@@ -77,7 +78,7 @@ def make_engine(
     return engine
 
 
-def make_worker_engine(setup: EngineSetup) -> RolloutEngine:
+def make_worker_engine(setup: EngineSetup) -> WorkerEngine:
     """Paceline's own."""
     assert isinstance(setup.model, Decoder), "other families are refused when their config is read"
     return make_engine(setup.model, setup.config, setup.decode, setup.drafter, setup.sharing)

@@ -34,7 +34,7 @@ class Deadlines:
 class EngineProcess:
     def __init__(
         self,
-        arguments: dict[str, Any],
+        start: StartEngine,
         environment: Mapping[str, str],
         log: Path | None,
         deadlines: Deadlines,
@@ -50,7 +50,7 @@ class EngineProcess:
         self._kept: deque[Any] = deque()  # messages that came while another one was waited for
         self._child = Child(PROGRAM, self._mailbox, log, environment, guarded=True, executable=python)
         self._heard = time.monotonic()
-        self._child.send(StartEngine(arguments))
+        self._child.send(start)
         try:
             self.facts = self._wait(EngineStarted, deadlines.start)
         except EngineLost as err:

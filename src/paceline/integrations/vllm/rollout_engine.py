@@ -1,7 +1,7 @@
 """vLLM as the engine of a worker: it runs in a process of its own, and gets the policy's weights after each update.
 
-A request's tokens are a function of the policy, the request and its seed up to rounding, which in vLLM depends on what
-else is in the batch; so other than with Paceline's own engine, the same seed gives the same completions only mostly.
+Tokens are drawn by race (`same_tokens`), so they are a function of the policy, the request and its seed up to rounding,
+which in vLLM depends on what else is in the batch. In vLLM's first model runner the noise is that of Paceline's engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from paceline.core import Completion, Request, mix_seed
+from paceline.core import Completion, Request
 from paceline.draft.strategy import PLAIN, Strategy
 from paceline.errors import Sentence, UserError
 from paceline.integrations.vllm.drafter_folder import DrafterFolder
@@ -29,15 +29,24 @@ from paceline.integrations.vllm.rollout_messages import (
     FinishedRequest,
     GoToSleep,
     NewRequest,
+    StartEngine,
     TakeWeights,
     WeightsTaken,
 )
-from paceline.integrations.vllm.rollout_settings import engine_arguments, environment, sampling_of, speculates
+from paceline.integrations.vllm.rollout_settings import (
+    engine_arguments,
+    environment,
+    needs_race,
+    sampling_of,
+    without_speculation,
+)
 from paceline.integrations.vllm.versions import installed_version, names_of
 from paceline.integrations.vllm.weights import shared_weights
+from paceline.kernels.noise import request_key, seed_with_key
 from paceline.model.checkpoint import layout
 from paceline.model.foreign import ForeignModel, foreign_layout
 from paceline.rollout.stats import EngineStats, RoundRecord
+from paceline.rollout.worker_engine import WorkerEngine
 from paceline.setup.engines import EngineSetup
 
 STEP_S = 0.05  # that one call of `step` waits for news
@@ -94,10 +103,16 @@ class VllmEngine:
             torch.cuda.empty_cache()
         log = setup.run / LOG if setup.run else None
         deadlines = Deadlines(c.start_timeout_s, c.timeout_s)
-        arguments = engine_arguments(setup, self._drafters.newest(), self._drafters.tuner_state)
+        drafter = self._drafters.newest()
+        arguments = engine_arguments(setup, drafter, self._drafters.tuner_state)
+        plain = without_speculation(arguments) if drafter is not None and needs_race(setup) else None
         self._slots = int(arguments["max_num_seqs"])
         python = setup.config.rollout.vllm_python or sys.executable
-        self._process = EngineProcess(arguments, environment(setup), log, deadlines, python, setup.still_alive)
+        self._process = EngineProcess(
+            StartEngine(arguments, plain), environment(setup), log, deadlines, python, setup.still_alive
+        )
+        if self._process.facts.otherwise:
+            self._drafters.turn_off()
         self._has_weights = False
         return self._process
 
@@ -164,7 +179,7 @@ class VllmEngine:
             name = f"{self._epoch}:{request.id}"
             sampling = sampling_of(request, self.max_length)
             if request.sampling.temperature > 0:
-                sampling["seed"] = mix_seed(request.seed, request.id)
+                sampling["seed"] = seed_with_key(request_key(request.seed, request.id))
             new.append(NewRequest(name, request.prompt, sampling))
             if not self._in_flight:
                 process.working()
@@ -264,10 +279,7 @@ class EngineDrafters:
 
     def __init__(self, setup: EngineSetup):
         self.changed = False
-        why = speculates(setup)
-        self._drafter = setup.drafter if why is None else None
-        if why:
-            setup.note(f"rollouts go without speculation: {why}")
+        self._drafter = setup.drafter
         self._note = setup.note
         self._version = 0
         self._folder: DrafterFolder | None = None
@@ -279,12 +291,22 @@ class EngineDrafters:
             self._folder = DrafterFolder(setup.run / f"vllm-drafter-{setup.worker}")
             self.tuner_state = setup.run / f"vllm-tuner-{setup.worker}.json"
 
+    def turn_off(self) -> None:
+        """vLLM has started without speculation."""
+        self._drafter = None
+        self._note(
+            "rollouts go without speculation: above temperature 0 this vLLM draws wrongly on a CPU while it "
+            "speculates, and Paceline's race, which does not, was not tested in it"
+        )
+
     def newest(self) -> Path | None:
         """The folder that an engine starts with."""
         if self._drafter is None or self._folder is None:
             return None
         self.changed = False
-        return self._folder.write(self._version, self._drafter)
+        out = self._folder.write(self._version, self._drafter)
+        self._folder.keep = out  # what comes later is compared with it
+        return out
 
     def policy_updated(self) -> None:
         """A head with some of the policy's rows has others now."""
@@ -307,5 +329,5 @@ def completion(request: Request, one: FinishedRequest) -> Completion:
     return Completion(request, one.tokens, one.logprobs, "stop" if one.stopped else "length")
 
 
-def make_worker_engine(setup: EngineSetup) -> VllmEngine:
+def make_worker_engine(setup: EngineSetup) -> WorkerEngine:
     return VllmEngine(setup)

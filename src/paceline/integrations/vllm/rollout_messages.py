@@ -21,6 +21,8 @@ class StartEngine:
 
     arguments: dict[str, Any]
     """Of vLLM's `EngineArgs`."""
+    otherwise: dict[str, Any] | None = None
+    """Arguments for a vLLM in which the race was not tested, where speculation needs it to draw rightly."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class EngineStarted:
     version: str
     """Of vLLM."""
     seconds: float
+    otherwise: bool = False
+    """Whether it was started with those other arguments."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from paceline.integrations.vllm.rollout_messages import (
     TakeWeights,
     WeightsTaken,
 )
-from paceline.integrations.vllm.versions import installed_version
+from paceline.integrations.vllm.versions import installed_version, names_of
 from paceline.process.program import Parent, join_parent
 
 TELL_S = 0.1  # between two words about how decoding goes
@@ -38,12 +38,14 @@ class RolloutProgram:
         from paceline.integrations.vllm.plugin import register
 
         register()  # also where the environment does not list the plug-in
-        self.engine = make_engine(start.arguments)
+        # A CPU has the first of vLLM's model runners.
+        otherwise = start.otherwise is not None and "first" not in names_of(installed_version())[0].raced
+        self.engine = make_engine(start.otherwise if otherwise and start.otherwise else start.arguments)
         self.rounds = RoundMeter(self.engine)
         self._finished: list[FinishedRequest] = []
         self._told = time.monotonic()
         longest = self.engine.vllm_config.model_config.max_model_len
-        parent.send(EngineStarted(longest, installed_version(), time.monotonic() - began))
+        parent.send(EngineStarted(longest, installed_version(), time.monotonic() - began, otherwise))
 
     def run(self) -> None:
         while True:
@@ -118,12 +120,19 @@ class RolloutProgram:
             if asleep:
                 self.engine.wake_up(tags=["kv_cache"])
             self.engine.reset_prefix_cache()  # of the policy before
+            self._resume()
         except Exception as err:  # noqa: BLE001 (vLLM raises anything from a worker; the learner's process says it)
             traceback.print_exc()
             error = first_line(err)
         if error is None and message.drafter is not None:
             drafter_error = self._take_drafter(message.drafter)
         self.parent.send(WeightsTaken(error, time.monotonic() - began, drafter_error))
+
+    def _resume(self) -> None:
+        """A scheduler that was put to sleep is paused; not in all versions does waking part by part end that."""
+        core = getattr(self.engine.engine_core, "engine_core", None)
+        if core is not None and hasattr(core, "is_scheduler_paused") and core.is_scheduler_paused():
+            core.resume_scheduler()
 
     def _take_drafter(self, folder: str) -> str | None:
         found = self.engine.collective_rpc("paceline_load_drafter", timeout=LOAD_S, args=(folder,))

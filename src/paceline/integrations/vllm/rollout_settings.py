@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from paceline.draft.strategy import Strategy
 from paceline.errors import UserError
 from paceline.integrations.vllm.internals import METHOD
 from paceline.integrations.vllm.options import SCHEDULER
+from paceline.integrations.vllm.settings import SAME_TOKENS
 from paceline.model.checkpoint import find_model
 from paceline.setup.build import engine_settings
 
@@ -26,6 +28,9 @@ CPU_KV_GB = 1  # for KV pages on a CPU, unless rollout.kv_memory_gb or VLLM_CPU_
 FREE_SHARE = 0.9  # of what is free when the engine starts: the rest is for the learner's temporaries and the runtime
 AWAKE_SHARE = 0.5  # the same where the engine does not sleep while the policy is updated
 DEPTH = 7  # deepest draft of the tuner, unless speculation.strategies names others
+COMPLETE = "config.json"  # copied last
+COPIED = (".json", ".txt", ".model", ".jinja")
+"""Files of a model that are not its weights."""
 INSTALLED = ("site-packages", "dist-packages")
 """Folders that hold other packages too: another Python must not see those of this one."""
 TAKEN = ("model", "worker_extension_cls", "logprobs_mode", "skip_tokenizer_init", "generation_config", "seed")
@@ -42,7 +47,8 @@ def engine_arguments(setup: EngineSetup, drafter: Path | None, tuner_state: Path
     cuda = setup.model.device.type == "cuda"
     settings = engine_settings(config, setup.model.device)
     arguments: dict[str, Any] = {
-        "model": str(find_model(setup.source).resolve()),
+        "model": str(model_folder(setup)),
+        "load_format": "dummy",  # all weights are the learner's
         "dtype": str(setup.model.dtype).removeprefix("torch."),
         "seed": config.seed % 2**32,
         "max_num_seqs": settings.max_batch,
@@ -63,14 +69,36 @@ def engine_arguments(setup: EngineSetup, drafter: Path | None, tuner_state: Path
         else:
             sleeps = given.get("enable_sleep_mode", True)
             arguments["gpu_memory_utilization"] = free_share(setup.model.device, sleeps)
+    ours: dict[str, Any] = {SAME_TOKENS: True}  # speculation changes no token, as in our own engine
+    arguments["additional_config"] = {"paceline": ours}
     if drafter is not None:
-        tuner = {} if tuner_state is None else {"state": str(tuner_state)}
+        if tuner_state is not None:
+            ours["state"] = str(tuner_state)
         arguments |= {
             "scheduler_cls": SCHEDULER,
             "speculative_config": {"method": METHOD, "model": str(drafter), "num_speculative_tokens": depth(config)},
-            "additional_config": {"paceline": tuner},
         }
     return arguments | given
+
+
+def model_folder(setup: EngineSetup) -> Path:
+    """Where vLLM finds the config and the tokenizer: a copy in the run directory. A checkpoint that the run went on
+    from has other weights besides the policy's, and may be gone when the engine has to be started again."""
+    folder = setup.run / f"vllm-model-{setup.worker}" if setup.run else None
+    if folder is not None and (folder / COMPLETE).is_file():
+        return folder.resolve()
+    source = find_model(setup.source)
+    if folder is None:
+        return source.resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in sorted(source.iterdir()):
+            if file.suffix in COPIED and file.is_file() and file.name != COMPLETE:
+                shutil.copyfile(file, folder / file.name)
+        shutil.copyfile(source / COMPLETE, folder / COMPLETE)
+    except OSError as err:
+        raise UserError(f"the config of the model could not be copied to {folder} for vLLM: {err}") from err
+    return folder.resolve()
 
 
 def free_share(device: torch.device, sleeps: bool) -> float:
@@ -137,10 +165,10 @@ def sampling_of(request: Request, max_length: int) -> dict[str, Any]:
     }
 
 
-def speculates(setup: EngineSetup) -> str | None:
-    """None if the engine can draft with the policy's drafter; else why not, empty where there is none to draft with."""
-    if setup.drafter is None:
-        return ""
-    if setup.model.device.type == "cpu" and setup.config.rollout.temperature > 0:
-        return "vLLM on a CPU draws wrongly above temperature 0 while it speculates"
-    return None
+def needs_race(setup: EngineSetup) -> bool:
+    """Whether vLLM would draw wrongly with speculation, if it were not by race."""
+    return setup.model.device.type == "cpu" and setup.config.rollout.temperature > 0
+
+
+def without_speculation(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name not in ("speculative_config", "scheduler_cls")}
