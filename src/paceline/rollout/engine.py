@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.core import Completion, Request
+from paceline.core import Completion, Observation, Request, Turn
 from paceline.draft.base import BaseDrafter, DeviceDrafter
 from paceline.draft.registry import default_strategies
 from paceline.draft.strategy import Strategy
@@ -173,6 +173,11 @@ class RolloutEngine:
         return len(self._ids)
 
     @property
+    def runnable(self) -> int:
+        """Those of them that do not wait for an observation."""
+        return len(self._ids) - len(self.scheduler.suspended)
+
+    @property
     def waiting(self) -> int:
         """Requests that have not begun."""
         return sum(seq.fresh for seq in self.scheduler.waiting)
@@ -180,23 +185,38 @@ class RolloutEngine:
     # Completions out
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        """Submit and yield completions in the order in which they finish."""
+        """Submit and yield completions in the order in which they finish; of requests that act, none."""
         self.submit(requests)
-        while self.unfinished:
+        while self.runnable:
             yield from self.step()
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
         """Schedule, run, append: a round for every running sequence, or the first token of newly admitted ones."""
-        if not self.unfinished:
+        if not self.runnable:
             return []
         started = time.perf_counter()
         admission = None if self.rounds.in_flight else self.scheduler.admit()
         done = self._admit(admission, started) if admission and admission.sequences else self.rounds.run()
         self._ids.difference_update(completion.request.id for completion in done)
-        if not self.unfinished:
+        if not self.runnable:
             self.rounds.drain()
         return done
+
+    # Turns, of requests that act: when one has ended, its request waits for what it has led to
+
+    def take_turns(self) -> list[Turn]:
+        """Turns that have ended since this was asked last."""
+        turns = self.outputs.turns
+        self.outputs.turns = []
+        return turns
+
+    def observe(self, observation: Observation) -> Completion | None:
+        """Let a request go on behind what its turn has led to -> its completion, if it ends with the turn."""
+        completion = self.outputs.observe(observation)
+        if completion:
+            self._ids.discard(completion.request.id)
+        return completion
 
     def _admit(self, admission: Admission, started: float) -> list[Completion]:
         done, self.rounds.last_read = self.admissions.run(admission, started)
@@ -240,7 +260,9 @@ class RolloutEngine:
     def clear(self) -> None:
         """Drop every request."""
         self.rounds.drain()
-        begun = [seq for seq in (*self.scheduler.running, *self.scheduler.waiting) if not seq.fresh]
+        scheduler = self.scheduler
+        begun = [s for s in (*scheduler.running, *scheduler.waiting, *scheduler.suspended.values()) if not s.fresh]
+        self.outputs.turns.clear()
         for drafter in self.drafters.values():
             drafter.finish(begun)
         self.scheduler.clear()
