@@ -34,6 +34,8 @@ class Sample:
     """Passed to the reward functions by name."""
     origin: str = ""
     """Which row it is, for messages: "line 7 of data.jsonl"; empty for one that was generated."""
+    task_prompt: Prompt | None = None
+    """The task's own prompt, where an environment has made another one of it."""
 
     @property
     def where(self) -> str:
@@ -224,6 +226,8 @@ class Group:
     """Weighted sums of the values."""
     values: dict[int, dict[str, float]] = field(default_factory=dict)
     """Of each reward function, by its name."""
+    turn_rewards: dict[int, list[float]] = field(default_factory=dict)
+    """What an environment gave for each turn."""
     extras: dict[int, dict[str, Any]] = field(default_factory=dict)
     """What reward functions have logged of a completion."""
 
@@ -247,6 +251,12 @@ class Group:
 def span_length(spans: Spans) -> int:
     """Positions in them."""
     return sum(last - first for first, last in spans)
+
+
+def moved(spans: Spans, by: int, length: int) -> Spans:
+    """The same positions counted from elsewhere, as far as they lie from 0 to `length`."""
+    ends = ((max(0, first + by), min(length, last + by)) for first, last in spans)
+    return tuple((first, last) for first, last in ends if first < last)
 
 
 def outside(spans: Spans, length: int) -> list[int]:

