@@ -160,6 +160,8 @@ class TrajectoryFacts:
     reward: float
     num_observed: int = 0
     """Of the completion, that it did not write."""
+    turns: tuple[tuple[int, float], ...] = ()
+    """Tokens that the policy wrote in each turn, and what an environment gave for it."""
 
     @property
     def length(self) -> int:
@@ -181,6 +183,8 @@ class Trajectory:
     reward: float
     observed: Spans = ()
     """Which of the tokens are observations: the policy sees them, and learns from none of them."""
+    turn_rewards: tuple[float, ...] = ()
+    """What an environment gave for each turn; a part of the reward."""
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.logprobs), "every token has its log-probability"
@@ -195,6 +199,13 @@ class Trajectory:
         return len(self.tokens)
 
     @property
+    def turns(self) -> tuple[tuple[int, float], ...]:
+        """As in `TrajectoryFacts`."""
+        edges = [0, *(edge for span in self.observed for edge in span), len(self.tokens)]
+        lengths = [last - first for first, last in zip(edges[::2], edges[1::2], strict=True)]
+        return tuple(zip(lengths, self.turn_rewards, strict=True)) if self.turn_rewards else ()
+
+    @property
     def written(self) -> list[int]:
         """Indices of the tokens that the policy wrote."""
         return outside(self.observed, len(self.tokens))
@@ -206,7 +217,7 @@ class Trajectory:
 
     @property
     def facts(self) -> TrajectoryFacts:
-        return TrajectoryFacts(len(self.prompt), self.num_tokens, self.reward, span_length(self.observed))
+        return TrajectoryFacts(len(self.prompt), self.num_tokens, self.reward, span_length(self.observed), self.turns)
 
 
 Trajectories = Sequence[Trajectory | TrajectoryFacts]
@@ -227,7 +238,7 @@ class Group:
     values: dict[int, dict[str, float]] = field(default_factory=dict)
     """Of each reward function, by its name."""
     turn_rewards: dict[int, list[float]] = field(default_factory=dict)
-    """What an environment gave for each turn."""
+    """What an environment gave for each turn, weighted like the rest of the reward."""
     extras: dict[int, dict[str, Any]] = field(default_factory=dict)
     """What reward functions have logged of a completion."""
 
@@ -244,8 +255,12 @@ class Group:
 
     def trajectories(self) -> list[Trajectory]:
         """In the order of their ids, whichever was finished first."""
-        done = [(self.completions[i], self.rewards[i]) for i in sorted(self.completions)]
-        return [Trajectory(self.prompt, c.tokens, c.logprobs, reward, c.observed) for c, reward in done]
+        out = []
+        for i in sorted(self.completions):
+            c = self.completions[i]
+            by_turn = tuple(self.turn_rewards.get(i, ()))
+            out.append(Trajectory(self.prompt, c.tokens, c.logprobs, self.rewards[i], c.observed, by_turn))
+        return out
 
 
 def span_length(spans: Spans) -> int:

@@ -38,7 +38,7 @@ class Dice(Counting):
     """Nobody knows what it says: only what is recorded is the same again."""
 
     def step(self, text):
-        observation, reward, done = super().step(text)
+        observation, _, done = super().step(text)
         return f"{random.SystemRandom().randrange(10**6)} {observation}", random.SystemRandom().random(), done
 
 

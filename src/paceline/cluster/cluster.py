@@ -148,9 +148,7 @@ class Cluster:
             done: list[Completion] = []
             for worker, observations in turns.answered(state).items():
                 self.calls.send((worker,), "observe", observations)
-            busy = [
-                w for w, s in enumerate(state.workers) if s.training or s.writing or not turns.only_waits(s.in_flight)
-            ]
+            busy = turns.not_only_waiting(state)
             for report in self.liveness.listen(TURN_POLL_S if turns else POLL_S, busy):
                 if not isinstance(report, RolloutProgress):
                     state.take(report)

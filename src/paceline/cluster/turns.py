@@ -7,7 +7,6 @@ the answer that it had.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -64,6 +63,7 @@ class OpenTurns:
                 out.setdefault(place.worker, []).append(observation)
         return out
 
-    def only_waits(self, in_flight: Iterable[int]) -> bool:
-        """Whether all that a worker has waits for answers, so that it has nothing to say."""
-        return all(request in self._open for request in in_flight)
+    def not_only_waiting(self, state: RolloutState) -> list[int]:
+        """Workers that have something to do, and so should say something: not those for whose answers all waits."""
+        working = [any(request not in self._open for request in worker.in_flight) for worker in state.workers]
+        return [i for i, w in enumerate(state.workers) if w.training or w.writing or working[i]]

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from paceline.tasks.rewards import ENVIRONMENT, total
+
 if TYPE_CHECKING:
+    from paceline.config import RewardConfig
     from paceline.core import Completion, Group, Sample
     from paceline.model.tokenizer import Tokenizer
     from paceline.tasks.environments.conversations import Conversations
     from paceline.tasks.reward_pool import RewardPool
+    from paceline.tasks.reward_process import RewardResult
 
 
 class FinishedAnswers:
@@ -35,11 +39,27 @@ class FinishedAnswers:
             self.rewards.submit(request, group.sample, text, completion.tokens, group.sample.index, size)
             return
         told = self.conversations.finish(completion)
-        group.turn_rewards[request] = told.rewards
+        weight = sum(weight for name, weight in self.rewards.functions if name == ENVIRONMENT)
+        group.turn_rewards[request] = [weight * given for given in told.rewards]
         columns: dict[str, Any] = {"environment_reward": told.reward, "num_turns": len(told.actions)}
         sample = replace(group.sample, columns=group.sample.columns | columns)
         last = told.actions[-1].text
         self.rewards.submit(request, sample, last, completion.tokens, sample.index, size, told.messages)
+
+    def take(
+        self, result: RewardResult, group: Group, config: RewardConfig, task: str, stop: Callable[[str], Exception]
+    ) -> None:
+        """The reward of one of the group's completions, or what went wrong: that is counted, or raised by `stop`."""
+        request = result.request_id
+        if result.error is None:
+            group.set_reward(request, total(self.rewards.functions, result.values), result.values)
+            group.extras[request] = result.extra
+            return
+        which = f"{group.sample.where} of {task} ({group.sample.short})"
+        self.rewards.errors.add(result.kind or result.error, result.error, result.trace, which)
+        if config.on_error == "stop":
+            raise stop(f"{result.error} on {which}")
+        group.set_reward(request, config.error_value, {"errors": 1.0})
 
     def metrics(self) -> dict[str, float]:
         """Since the last time: what reward functions logged, and what conversations were like."""

@@ -1,9 +1,10 @@
-"""Tools of MCP servers over stdin and stdout, through the official SDK. A server is a process of the environment process
-that started it, and ends with it."""
+"""Tools of MCP servers over stdin and stdout, through the official SDK. A server is a process of the environment
+process that started it, and ends with it."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import shlex
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from paceline.tasks.environments.tools import Tool
 def connect(command: str, loop: Loop, timeout_s: float) -> list[Tool]:
     """Start a server and ask for its tools. It stays connected as long as this process lives."""
     try:
-        import mcp  # noqa: F401 (whether it is there)
+        importlib.import_module("mcp")
     except ImportError as err:
         raise UserError("environment.mcp needs the MCP SDK: pip install 'paceline[mcp]'") from err
     words = shlex.split(command)
@@ -48,13 +49,12 @@ class _Server:
         await self._ready
 
     async def _serve(self) -> None:
-        from mcp import ClientSession, StdioServerParameters
-        from mcp.client.stdio import stdio_client
-
+        sdk = importlib.import_module("mcp")
+        stdio = importlib.import_module("mcp.client.stdio")
         assert self._ready is not None
         try:
-            parameters = StdioServerParameters(command=self.words[0], args=self.words[1:], env=dict(os.environ))
-            async with stdio_client(parameters) as (read, write), ClientSession(read, write) as session:
+            command = sdk.StdioServerParameters(command=self.words[0], args=self.words[1:], env=dict(os.environ))
+            async with stdio.stdio_client(command) as (read, write), sdk.ClientSession(read, write) as session:
                 await session.initialize()
                 self.session = session
                 self._ready.set_result(None)

@@ -18,7 +18,7 @@ from paceline.core import Prompt, Sample
 from paceline.errors import RunError, UserError
 from paceline.files.reading import shorten
 from paceline.process.child import Ended, Mailbox, Said
-from paceline.tasks.environments.messages import Action, EnvironmentJob, ToolboxReady, JobDone, ToolboxSpec
+from paceline.tasks.environments.messages import Action, EnvironmentJob, JobDone, ToolboxReady, ToolboxSpec
 from paceline.tasks.environments.process import EnvironmentProcess
 
 MAX_STARTS = 3  # that end in a row while everything is imported, before the run stops

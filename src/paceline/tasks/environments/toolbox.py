@@ -24,7 +24,7 @@ from paceline.tasks.environments.protocol import (
 from paceline.tasks.environments.tools import Tool, as_tool
 
 NO_TOOLS = ("reset", "step", "get_reward", "close")
-MAX_ERROR = 300  # characters of what a tool raised
+MAX_RAISED = 300  # characters of what a tool raised
 
 
 class Loop:
@@ -177,4 +177,4 @@ class Episode:
         except BadStep as err:
             return f"error: {err}", True
         except (Exception, SystemExit) as err:  # noqa: BLE001 (the user's code: the model is told)
-            return f"error: {type(err).__name__}: {shorten(str(err), MAX_ERROR)}", True
+            return f"error: {type(err).__name__}: {shorten(str(err), MAX_RAISED)}", True

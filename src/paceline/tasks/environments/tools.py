@@ -31,7 +31,7 @@ class Tool:
 
 def as_tool(function: Callable[..., Any], name: str | None = None) -> Tool:
     """A function with typed parameters and a docstring, whose `Args:` describe them."""
-    own: str = name or getattr(function, "__name__", type(function).__name__)
+    own = name or str(getattr(function, "__name__", type(function).__name__))
     try:
         parameters = inspect.signature(function).parameters.values()
         hints = get_type_hints(function)

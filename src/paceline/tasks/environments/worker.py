@@ -15,7 +15,7 @@ from paceline.errors import UserError
 from paceline.files.reading import shorten
 from paceline.process.program import Parent, join_parent
 from paceline.tasks.environments.load import load_toolbox
-from paceline.tasks.environments.messages import EnvironmentJob, ToolboxReady, JobDone
+from paceline.tasks.environments.messages import EnvironmentJob, JobDone, ToolboxReady
 from paceline.tasks.environments.protocol import BadStep
 from paceline.tasks.environments.toolbox import Episode, Toolbox
 from paceline.tasks.reward_errors import MAX_TRACE, where_raised
