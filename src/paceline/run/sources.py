@@ -92,7 +92,7 @@ def _absolute_data(name: str) -> str:
 
 
 def _absolute_part(name: str) -> str:
-    if name.startswith(("hub:", "gym:")) or name == "countdown":
+    if name.startswith(("hub:", "gym:", "grid:")) or name == "countdown":
         return name
     if _matches(name):
         return os.path.abspath(name)

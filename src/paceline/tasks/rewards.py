@@ -21,6 +21,7 @@ from paceline.errors import UserError
 from paceline.files.reading import shorten
 from paceline.tasks import builtin, countdown, data_sources
 from paceline.tasks.forecast import task as forecast
+from paceline.tasks.grid import task as grid
 from paceline.tasks.imports import import_named
 from paceline.tasks.reward_call import PER, FinishedAnswer, Per, RewardLog
 from paceline.tasks.reward_errors import BadReward
@@ -50,6 +51,7 @@ def load_reward(name: str, weight: float = 1.0, per: Per | None = None) -> Rewar
         "math": builtin.math_match,
         "gym": builtin.gym_score,
         "forecast": forecast.reward,
+        "grid": grid.reward,
         ENVIRONMENT: builtin.environment_reward,
         data_sources.NAME: data_sources.score,
     }
