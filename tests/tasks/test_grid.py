@@ -129,7 +129,8 @@ def test_the_reward_and_a_right_answer():
 
 def test_the_settings_name_it():
     task = make_task(load_config(None, ["task.name=grid:screening", "task.difficulty=easy"]).task, 0, "text")
-    assert isinstance(task, Grid) and task.reward == "grid" and task.sample(0).prompt.startswith("The IEEE grid with 14")
+    assert isinstance(task, Grid) and task.reward == "grid"
+    assert task.sample(0).prompt.startswith("The IEEE grid with 14")
     small = grid(style="search").sample(0).prompt
     assert small.startswith("14 ") and small.count("\n") == 1
     for wrong, sentence in (

@@ -25,8 +25,8 @@ CASES = (14, 30, 57, 118)
 RATED = (30,)
 """Cases whose own ratings hold."""
 LIMITS = {14: (2.6, 0.05), 30: (1.15, 0.06), 57: (2.6, 0.11), 118: (2.4, 0.04)}
-"""Of each case: how many times its current in the base flow a branch may carry, and how far, in per unit, the voltage of
-a bus may be from that in the base flow. Chosen so that about a quarter of the outages that are asked about break one."""
+"""Of each case: how many times its current in the base flow a branch may carry, and how far, in per unit, the voltage
+of a bus may be from that in the base flow. About a quarter of the outages that are asked about break one."""
 FLOOR = 0.5
 COLLAPSE = 200.0
 """Percent: a power flow without a solution counts as a loading of this, and a loading above it as this."""
