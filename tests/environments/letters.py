@@ -9,3 +9,14 @@ def letters(completions, environment_reward, **_: object) -> list[float]:
         sum(ord(c) % 31 for c in text) / 1000 + (given or 0.0)
         for text, given in zip(texts, environment_reward, strict=True)
     ]
+
+
+def counted(completions, environments, **_: object) -> list[float]:
+    """As in TRL's documentation."""
+    return [float(environment.value) for environment in environments]
+
+
+def messages_seen(completions, **_: object) -> list[float]:
+    roles = ["assistant", "tool", "assistant", "tool", "tool", "assistant"]
+    assert all([m["role"] for m in c] == roles for c in completions)
+    return [float(len(c)) for c in completions]

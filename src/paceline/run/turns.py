@@ -11,7 +11,7 @@ from paceline.errors import UserError
 from paceline.observe.metrics import append_line, cut_lines, read_rows
 
 FILE = "turns.jsonl"
-COLUMNS = {"key", "observation", "reward", "done", "calls", "errors", "seconds", "failed"}
+COLUMNS = {"key", "observation", "reward", "done", "calls", "errors", "seconds", "attributes", "failed"}
 
 
 class TurnFile:

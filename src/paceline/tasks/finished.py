@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from paceline.tasks.environments.protocol import EndedEnvironment
 from paceline.tasks.rewards import ENVIRONMENT, total
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class FinishedAnswers:
         weight = sum(weight for name, weight in self.rewards.functions if name == ENVIRONMENT)
         group.turn_rewards[request] = [weight * given for given in told.rewards]
         columns: dict[str, Any] = {"environment_reward": told.reward, "num_turns": len(told.actions)}
+        if told.results and self.conversations.pool.keeps_state:
+            columns["environments"] = EndedEnvironment(told.results[-1].attributes)
         sample = replace(group.sample, columns=group.sample.columns | columns)
         last = told.actions[-1].text
         self.rewards.submit(request, sample, last, completion.tokens, sample.index, size, told.messages)

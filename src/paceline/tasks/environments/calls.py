@@ -1,6 +1,7 @@
 """Tool calls in what a model writes, by the family that it belongs to.
 
-    hermes   <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>     Hermes, Qwen2.5, Qwen3 and others
+    hermes   <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>     Hermes, Qwen2.5, Qwen3 and others; or
+             <tool_call><function=f><parameter=x>1</parameter></function></tool_call>       Qwen3-Coder, Qwen3.5
     llama    {"name": "f", "parameters": {"x": 1}}, behind <|python_tag|> or as all that is written
     mistral  [TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]
     plain    <tool>{"name": "f", "arguments": {"x": 1}}</tool>               where the template knows no tools
@@ -22,6 +23,8 @@ BLOCKS = {
     "hermes": re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL),
     "plain": re.compile(r"<tool>(.*?)(?:</tool>|\Z)", re.DOTALL),
 }
+FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>\s*|\Z)", re.DOTALL)
+PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 PYTHON_TAG = "<|python_tag|>"
 MISTRAL_TAG = "[TOOL_CALLS]"
 MAX_CALLS = 64  # in one turn
@@ -80,10 +83,20 @@ def _read_several(text: str) -> list[ToolCall]:
 
 
 def _read(block: str) -> ToolCall:
+    if function := FUNCTION.fullmatch(block):
+        return ToolCall(function[1].strip(), {name.strip(): _value(v) for name, v in PARAMETER.findall(function[2])})
     try:
         return _checked(json.loads(block))
     except (ValueError, RecursionError) as err:
         return ToolCall("", problem=_not_json(err))
+
+
+def _value(text: str) -> Any:
+    """JSON where it is that; text has no quotes there."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _checked(value: Any) -> ToolCall:

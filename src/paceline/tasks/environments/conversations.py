@@ -72,8 +72,7 @@ class Conversations:
 
     def prepare(self, sample: Sample) -> Sample:
         """With the prompt that the policy is given: the environment's or the task's, with the tools."""
-        keeps_state = self.pool.imported is not None and self.pool.imported.keeps_state
-        prompt = self.chat.offered(self.pool.prompt(sample) if keeps_state else sample.prompt)
+        prompt = self.chat.offered(self.pool.prompt(sample) if self.pool.keeps_state else sample.prompt)
         return sample if prompt == sample.prompt else replace(sample, prompt=prompt, task_prompt=sample.prompt)
 
     def begin(self, step: int | None, sample_of: Callable[[int], Sample]) -> None:

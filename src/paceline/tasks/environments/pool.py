@@ -46,6 +46,11 @@ class EnvironmentPool:
         assert self.imported is not None
         return self.imported
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether there are environments, and not only tools."""
+        return self.imported is not None and self.imported.keeps_state
+
     def submit(self, episode: int, sample: Sample, actions: tuple[Action, ...], last: bool) -> int:
         """The latest of an episode's actions -> the number of its result."""
         job = EnvironmentJob(next(self._numbers), episode, sample, actions, last)

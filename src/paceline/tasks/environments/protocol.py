@@ -15,13 +15,14 @@ import inspect
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, Protocol
 
 from paceline.core import Prompt, Sample
 from paceline.files.reading import shorten
 
 Messages = list[dict[str, Any]]
+MAX_ATTRIBUTE = 2**14  # characters of an attribute that reward functions are shown
 MAX_SHOWN = 200  # characters of what was returned, in a sentence
 
 
@@ -33,6 +34,14 @@ class Environment(Protocol):
     def step(self, text: str) -> Any:
         """What the policy wrote -> observation, reward, done."""
         ...
+
+
+class EndedEnvironment:
+    """What TRL's reward functions are given as one of `environments`: the attributes that an environment had in the
+    end. It ran in another process, so its methods are not there."""
+
+    def __init__(self, attributes: dict[str, Any]):
+        self.__dict__.update(attributes)
 
 
 class BadStep(Exception):
@@ -52,12 +61,27 @@ class StepResult:
     errors: int = 0
     """Calls that failed, or 1 if the step did."""
     seconds: float = 0.0
+    attributes: dict[str, Any] = field(default_factory=dict)
+    """Of the environment when all was over, for reward functions."""
 
     @property
     def text(self) -> str:
         if isinstance(self.observation, str):
             return self.observation
         return "\n".join(str(message.get("content", "")) for message in self.observation)
+
+
+def attributes_of(environment: Any) -> dict[str, Any]:
+    """Those that can be written as JSON, if they are not larger than anybody reads."""
+    out: dict[str, Any] = {}
+    for name, value in getattr(environment, "__dict__", {}).items():
+        try:
+            text = json.dumps(value)
+        except (TypeError, ValueError, RecursionError):
+            continue
+        if not name.startswith("_") and len(text) <= MAX_ATTRIBUTE:
+            out[name] = json.loads(text)
+    return out
 
 
 def read_step(value: Any) -> StepResult:

@@ -32,7 +32,7 @@ class TurnRecords:
         row = self._log.find(key) if self._log else None
         if row is None:
             return None
-        names = ("observation", "reward", "done", "calls", "errors", "seconds")
+        names = ("observation", "reward", "done", "calls", "errors", "seconds", "attributes")
         return StepResult(*(row[name] for name in names)), row["failed"]
 
     def write(self, key: str, step: int, request: int, turn: int, result: StepResult, failed: bool) -> None:
@@ -41,6 +41,7 @@ class TurnRecords:
             return
         row = {"step": step, "request": request, "turn": turn, "key": key, "observation": result.observation}
         row |= {"reward": result.reward, "done": result.done, "calls": result.calls, "errors": result.errors}
+        row |= {"attributes": result.attributes}
         self._log.write(row | {"failed": failed, "seconds": round(result.seconds, 6)})
 
 

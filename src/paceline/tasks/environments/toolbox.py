@@ -17,6 +17,7 @@ from paceline.tasks.environments.protocol import (
     BadStep,
     StepResult,
     as_text,
+    attributes_of,
     call_reset,
     read_prompt,
     read_step,
@@ -143,7 +144,7 @@ class Episode:
         if callable(step):
             result = read_step(self.box.loop.wait(step(text)))
         if result.done or last:
-            result = self._rewarded(result)
+            result = replace(self._rewarded(result), attributes=attributes_of(self._environment))
             self.box.close(self._environment)
         return self.box.cut(result)
 
