@@ -17,7 +17,7 @@ HIGH = 1.1
 """Of all loads together, from the base case."""
 SPREAD = 0.15  # by which each load differs from that, at most
 TEST_SHARE = 0.25  # of the lines that may be out already: only test prompts have those
-REMEMBERED = 4096  # outages whose flow is kept: a group of completions asks for the same
+FLOWS_KEPT = 4096  # outages whose flow is kept: a group of completions asks for the same
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def scale_of(case: int, level: float, seed: int) -> Any:
     return level * (1 + SPREAD * (2 * dice.random(network(case).loads) - 1))
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(FLOWS_KEPT)
 def _flow(case: int, level: float, seed: int, out: tuple[str, ...]) -> Flow:
     return network(case).flow(scale_of(case, level, seed), out)
 

@@ -1,7 +1,7 @@
 """How good a screening is: which outages break a limit, and how badly.
 
 The set part is F1 of the outages that were named, 1 if there are none and none was named. The severity part is the
-mean, over the outages that do break a limit, of max(0, 1 - |said - true| / TOLERANCE), 0 for one that was not named.
+mean, over the outages that do break a limit, of max(0, 1 - |said - true| / CLOSE), 0 for one that was not named.
 The reward is 0.7 of the one and 0.3 of the other; where nothing breaks, the first alone. What is no screening gets
 `WORST`.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from paceline.tasks.answers import final_answer
 
-TOLERANCE = 30.0  # percent of the limit
+CLOSE = 30.0  # percent of the limit
 SET_SHARE = 0.7
 WORST = -0.2
 ENTRY = re.compile(r"(\d+-\d+)\s*[:=]\s*(\d+(?:\.\d+)?)\s*%?")
@@ -43,5 +43,5 @@ def score(said: Mapping[str, float] | None, truth: Mapping[str, float]) -> float
         return 0.0 if said else 1.0
     found = len(breaking & said.keys())
     f1 = 2 * found / (len(breaking) + len(said))
-    close = [max(0.0, 1 - abs(said[name] - truth[name]) / TOLERANCE) if name in said else 0.0 for name in breaking]
+    close = [max(0.0, 1 - abs(said[name] - truth[name]) / CLOSE) if name in said else 0.0 for name in breaking]
     return SET_SHARE * f1 + (1 - SET_SHARE) * sum(close) / len(close)
