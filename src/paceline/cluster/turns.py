@@ -65,5 +65,10 @@ class OpenTurns:
 
     def not_only_waiting(self, state: RolloutState) -> list[int]:
         """Workers that have something to do, and so should say something: not those for whose answers all waits."""
-        working = [any(request not in self._open for request in worker.in_flight) for worker in state.workers]
+        working = [any(not self._waits(i, w.generation, r) for r in w.in_flight) for i, w in enumerate(state.workers)]
         return [i for i, w in enumerate(state.workers) if w.training or w.writing or working[i]]
+
+    def _waits(self, worker: int, generation: int, request: int) -> bool:
+        """Here, and not on a worker that was lost."""
+        place = self._open.get(request)
+        return place is not None and place[:2] == (worker, generation)
