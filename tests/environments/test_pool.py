@@ -172,6 +172,7 @@ def test_an_environment_like_trls():
 
 def test_five_values_and_no_prompt():
     with pool_of(ToolboxSpec(environment=f"{WORLD}:Steps")) as pool:
+        assert pool.prompt(SAMPLE) == SAMPLE.prompt
         short, long = told(pool, turn("abc"), turn("a" * 30))
         assert (short.result.text, short.result.reward, short.result.done) == ("3", 1.0, False) and long.result.done
 

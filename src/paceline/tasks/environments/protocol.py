@@ -164,6 +164,8 @@ def read_prompt(value: Any, prompt: Prompt, takes_sample: bool) -> Prompt:
     does, is added to the last message."""
     if hasattr(value, "observation"):
         value = value.observation
+    elif isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict):  # Gymnasium's: with an info
+        value = value[0]
     if value is None:
         return prompt
     if isinstance(value, list) and value and all(isinstance(m, dict) and "content" in m for m in value):
