@@ -188,3 +188,21 @@ def test_an_environment_alone_gives_the_reward(tied, tmp_path):
     assert len(set(rewards)) > 2 and all(0 <= r <= 4 for r in rewards)
     assert any(c.observed for g in result.groups for c in g.completions.values())
     assert torch.isfinite(torch.tensor(rewards)).all()
+
+
+@pytest.mark.parametrize("on_error", ["tell", "end"])
+def test_an_environment_that_does_everything_wrong_stops_no_run(tied, tmp_path, on_error):
+    more = [f"environment.on_error={on_error}", "environment.timeout_s=2", "environment.max_chars=20"]
+    trainer = make(tmp_path / "run", "steps=2", *words(tied, *more, "environment.workers=2", world="Trouble"))
+    try:
+        metrics = [trainer.step() for _ in range(2)]
+    finally:
+        trainer.close()
+    assert sum(m["acting/tool_errors"] for m in metrics) > 4
+    rows = [json.loads(line) for line in (tmp_path / "run" / "turns.jsonl").read_text().splitlines()]
+    said = "\n".join(row["observation"] for row in rows if row["failed"])
+    for sentence in ("error: ended its process", "error: ValueError: no", "error: step returned"):
+        assert sentence in said
+    assert max(len(row["observation"]) for row in rows if not row["failed"]) < 70
+    if on_error == "end":
+        assert all(row["done"] for row in rows if row["failed"])

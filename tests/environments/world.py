@@ -42,6 +42,24 @@ class Dice(Counting):
         return f"{random.SystemRandom().randrange(10**6)} {observation}", random.SystemRandom().random(), done
 
 
+class Trouble(Counting):
+    """Does everything that is wrong, by what is written."""
+
+    def step(self, text):
+        observation, reward, done = super().step(text)
+        what = digest(self.history) % 9
+        if what == 0:
+            raise ValueError("no")
+        if what == 1:
+            os._exit(5)
+        if what == 2:
+            time.sleep(3600)
+        if what == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        wrong = [b"\xff", None, (observation, "much", done), ("x" * 2**20, reward, done), (b"text", reward, done)]
+        return wrong[what - 4]
+
+
 class Slow(Counting):
     """Waits for something else than the processor, as most tools do; asynchronously."""
 
