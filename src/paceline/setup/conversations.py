@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.config import Config
+from paceline.errors import UserError
 from paceline.model.tokenizer import Tokenizer
 from paceline.run.turns import TurnFile
+from paceline.setup.engines import is_own
 from paceline.tasks.environments.calls import family_of
 from paceline.tasks.environments.chat import Chat
 from paceline.tasks.environments.conversations import Conversations
@@ -23,6 +25,11 @@ def make_conversations(
     e = config.environment
     if not e.acts:
         return None
+    if not is_own(config):
+        raise UserError(
+            "tools and environments (environment.*) need Paceline's own engine, which goes on behind an observation, "
+            f"but rollout.engine={config.rollout.engine}"
+        )
     template = tokenizer.hf.chat_template if isinstance(tokenizer.hf.chat_template, str) else None
     family = family_of(template)
     spec = ToolboxSpec(e.name, e.options, tuple(e.tools), tuple(e.mcp), family, e.max_chars, e.start_timeout_s)
