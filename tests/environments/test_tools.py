@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core import Sample
 from paceline.errors import UserError
 from paceline.model.tokenizer import load_tokenizer
 from paceline.tasks.environments.calls import ToolCall, family_of, find_calls
 from paceline.tasks.environments.chat import Chat
+from paceline.tasks.environments.protocol import BadStep
 from paceline.tasks.environments.tools import as_tool, describe_tools, read_docstring
 
 from ..tied import make_tied
@@ -55,12 +57,26 @@ def test_nested_types_and_what_cannot_be_a_tool():
     tool = as_tool(find)
     properties = tool.schema["function"]["parameters"]["properties"]
     assert properties["names"] == {"type": "array", "items": {"type": "string"}} and "kind" in properties
-    assert tool.call({"names": ["a"], "limits": {"x": 1}}) == "['a'] {'x': 1.0} title"
+    assert tool.call({"names": ["a"], "limits": {"x": 1}}, Sample(0, "?")) == "['a'] {'x': 1.0} title"
     for wrong in (lambda *a: 1, lambda **k: 1):
         with pytest.raises(UserError, match="by name"):
             as_tool(wrong, "f")
     with pytest.raises(UserError, match="cannot be written as JSON"):
         as_tool(_takes_a_function, "f")
+
+
+def test_a_tool_that_knows_the_row():
+    """What is not the model's to say, and not in the schema."""
+
+    def look_up(word: str, sample: Sample) -> str:
+        """Look up."""
+        return sample.columns["words"].get(word, "nothing")
+
+    tool = as_tool(look_up)
+    assert list(tool.schema["function"]["parameters"]["properties"]) == ["word"]
+    assert tool.call({"word": "a"}, Sample(0, "?", {"words": {"a": "first"}})) == "first"
+    with pytest.raises(BadStep, match="sample"):
+        tool.call({"word": "a", "sample": 3}, Sample(0, "?"))
 
 
 def _takes_a_function(a: threading.Thread) -> None:

@@ -85,7 +85,7 @@ def _as_tool(server: _Server, tool: Any) -> Tool:
     parameters = _field(tool, "inputSchema", "input_schema") or {"type": "object", "properties": {}}
     function = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
     schema = {"type": "function", "function": function}
-    return Tool(tool.name, schema, lambda arguments: server.call(tool.name, arguments))
+    return Tool(tool.name, schema, lambda arguments, _: server.call(tool.name, arguments))
 
 
 def _field(value: Any, *names: str) -> Any:

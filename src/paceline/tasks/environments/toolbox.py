@@ -128,6 +128,7 @@ class Episode:
     def __init__(self, box: Toolbox, sample: Sample):
         self.box = box
         self.steps = 0
+        self._sample = sample
         self._environment = box.make() if box.make else None
         self._tools = {**box.tools, **box.methods(self._environment)}
         if self._environment is not None:
@@ -174,7 +175,7 @@ class Episode:
         if tool is None:
             return f"error: there is no tool '{shorten(call.name, 60)}'; there are: {', '.join(self._tools)}", True
         try:
-            return as_text(self.box.loop.wait(tool.call(call.arguments))), False
+            return as_text(self.box.loop.wait(tool.call(call.arguments, self._sample))), False
         except BadStep as err:
             return f"error: {err}", True
         except (Exception, SystemExit) as err:  # noqa: BLE001 (the user's code: the model is told)

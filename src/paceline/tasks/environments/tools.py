@@ -10,10 +10,12 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 
+from paceline.core import Sample
 from paceline.errors import UserError
 from paceline.files.reading import shorten
 from paceline.tasks.environments.protocol import BadStep
 
+SAMPLE = "sample"
 MAX_PROBLEM = 300  # characters of what is wrong with arguments
 ARGS = re.compile(r"^\s*(?:Args|Arguments|Parameters):\s*$", re.MULTILINE)
 ENTRY = re.compile(r"^(\s+)(\*{0,2}\w+)\s*(?:\(.*?\))?\s*:\s*(.*)$")
@@ -24,13 +26,14 @@ class Tool:
     name: str
     schema: dict[str, Any]
     """As chat templates take it: {"type": "function", "function": {name, description, parameters}}."""
-    call: Callable[[Mapping[str, Any]], Any]
-    """With arguments by name; what it returns may have to be awaited. Raises `BadStep` for arguments that do not
-    fit."""
+    call: Callable[[Mapping[str, Any], Sample], Any]
+    """With arguments by name, for a completion to this sample; what it returns may have to be awaited. Raises `BadStep`
+    for arguments that do not fit."""
 
 
 def as_tool(function: Callable[..., Any], name: str | None = None) -> Tool:
-    """A function with typed parameters and a docstring, whose `Args:` describe them."""
+    """A function with typed parameters and a docstring, whose `Args:` describe them. A parameter called `sample` is not
+    the model's: it is given the sample, with the columns of its row."""
     own = name or str(getattr(function, "__name__", type(function).__name__))
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -42,6 +45,8 @@ def as_tool(function: Callable[..., Any], name: str | None = None) -> Tool:
     for one in parameters:
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):
             raise UserError(f"the tool '{own}' takes {one}; a model calls tools with arguments by name")
+        if one.name == SAMPLE:
+            continue
         default = ... if one.default is one.empty else one.default
         fields[one.name] = (hints.get(one.name, Any), default)
     try:
@@ -56,12 +61,15 @@ def as_tool(function: Callable[..., Any], name: str | None = None) -> Tool:
         if parameter in schema.get("properties", {}):
             schema["properties"][parameter]["description"] = text
 
-    def call(arguments: Mapping[str, Any]) -> Any:
+    own_sample = any(one.name == SAMPLE for one in parameters)
+
+    def call(arguments: Mapping[str, Any], sample: Sample) -> Any:
         try:
             checked = adapter.validate_python(dict(arguments))
         except ValidationError as err:
             raise BadStep(_problem(err)) from err
-        return function(**{key: getattr(checked, key) for key in fields if key in checked.model_fields_set})
+        given = {key: getattr(checked, key) for key in fields if key in checked.model_fields_set}
+        return function(**given, **({SAMPLE: sample} if own_sample else {}))
 
     return Tool(own, {"type": "function", "function": {"name": own, "description": about, "parameters": schema}}, call)
 
