@@ -14,6 +14,7 @@ import torch
 from paceline.core import Group
 from paceline.loop import TrainLoop
 from paceline.observe.metrics import read_lines
+from paceline.observe.timeline import read_timeline
 from paceline.run import Run
 
 from ..cluster.runs import Recorded, make, policy, same_policy
@@ -150,13 +151,16 @@ def test_a_run_that_was_killed_sees_what_was_recorded(tied, tmp_path):
 
 
 def test_what_is_counted(tied, tmp_path):
-    trainer = make(tmp_path / "run", "steps=1", *words(tied, "environment.max_turns=3"))
+    more = ["environment.max_turns=3", "environment.options={slow: 0.1}"]
+    trainer = make(tmp_path / "run", "steps=1", *words(tied, *more))
     try:
         metrics = trainer.step()
+        trainer.recorder.timeline.close()
     finally:
         trainer.close()
+    assert "wait for tools" in {span.name for span in read_timeline(tmp_path / "run" / "timeline.json")}
     assert 1 < metrics["acting/turns/mean"] <= metrics["acting/turns/max"] <= 3
-    assert metrics["acting/tool_errors"] == 0 and metrics["acting/tool_s"] >= 0
+    assert metrics["acting/tool_errors"] == 0 and metrics["acting/tool_s"] > 0.1 * metrics["acting/turns/mean"]
     assert read_lines(tmp_path / "run" / "metrics.jsonl") == []  # the loop writes them, which this test has not run
 
 
