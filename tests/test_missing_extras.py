@@ -15,6 +15,8 @@ CASES = {
     "reasoning_gym": ("gym", ["task.name=gym:simple_equations"]),
     "datasets": ("hub", ["task.name=hub:some/data"]),
     "arch": ("forecast", ["task.name=forecast:sp500"]),
+    "mcp": ("mcp", ["environment.mcp=[server]"]),
+    "pandapower": ("grid", ["task.name=grid:screening"]),
     "wandb": ("track", ["log.wandb=project"]),
     "trackio": ("track", ["log.trackio=project"]),
 }

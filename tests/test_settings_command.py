@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -48,7 +49,8 @@ def test_the_docs_have_the_table(page, library):
 
 def test_names_of_trl_exist_there():
     trl = pytest.importorskip("trl")
-    theirs = {*trl.GRPOConfig.__dataclass_fields__, "reward_funcs", "model_name_or_path", "dataset_name"}
+    arguments = inspect.signature(trl.GRPOTrainer.__init__).parameters
+    theirs = {*trl.GRPOConfig.__dataclass_fields__, *arguments, "model_name_or_path", "dataset_name"}
     earlier = {"max_prompt_length", "vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"}
     assert not {one.name for one in FOREIGN if one.library == TRL} - theirs - earlier
 

@@ -34,6 +34,8 @@ class Sample:
     """Passed to the reward functions by name."""
     origin: str = ""
     """Which row it is, for messages: "line 7 of data.jsonl"; empty for one that was generated."""
+    task_prompt: Prompt | None = None
+    """The task's own prompt, where an environment has made another one of it."""
 
     @property
     def where(self) -> str:
@@ -86,10 +88,43 @@ class Request:
     prompt: tuple[int, ...]
     sampling: SamplingParams = SamplingParams()
     seed: int = 0
+    acts: bool = False
+    """Whether the end of a turn is answered by an observation, behind which the policy goes on: a tool's result, or
+    what an environment says."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
             raise ValueError(f"request {self.id} has an empty prompt")
+
+
+Spans = tuple[tuple[int, int], ...]
+"""[first, last) positions, in order."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the policy has written since the prompt or the last observation, where it is not all: the sequence waits for
+    an `Observation`."""
+
+    request_id: int
+    number: int
+    """From 0."""
+    tokens: list[int]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a turn has led to."""
+
+    request_id: int
+    turn: int
+    """The number of the turn that it answers."""
+    tokens: list[int]
+    """Put behind the turn, up to where the policy begins to write again; where they leave no room for that, the
+    completion ends with the turn."""
+    done: bool = False
+    """The completion ends with the turn."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +135,19 @@ class Completion:
     tokens: list[int]
     """Without the prompt; ends with the stop token if one ended it."""
     logprobs: list[float]
-    """log p of each token under the policy at the request's temperature, before filters (at 0: temperature 1)."""
+    """log p of each token under the policy at the request's temperature, before filters (at 0: temperature 1); 0.0
+    where the token was observed, which has none."""
     finish_reason: FinishReason
+    observed: Spans = ()
+    """Which of the tokens the policy did not write: observations between its turns."""
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.logprobs), "every token has its log-probability"
+
+    @property
+    def num_written(self) -> int:
+        """Tokens that the policy wrote."""
+        return len(self.tokens) - span_length(self.observed)
 
 
 @dataclass(frozen=True)
@@ -113,12 +156,20 @@ class TrajectoryFacts:
 
     prompt_length: int
     num_tokens: int
-    """Of the completion."""
+    """Of the completion, that the policy wrote: those that are learned from."""
     reward: float
+    num_observed: int = 0
+    """Of the completion, that it did not write."""
+    turns: tuple[tuple[int, float], ...] = ()
+    """Tokens that the policy wrote in each turn, and what an environment gave for it."""
 
     @property
     def length(self) -> int:
-        return self.prompt_length + self.num_tokens
+        return self.prompt_length + self.completion_length
+
+    @property
+    def completion_length(self) -> int:
+        return self.num_tokens + self.num_observed
 
 
 @dataclass
@@ -130,13 +181,34 @@ class Trajectory:
     logprobs: list[float]
     """Of the tokens, as the engine reported them."""
     reward: float
+    observed: Spans = ()
+    """Which of the tokens are observations: the policy sees them, and learns from none of them."""
+    turn_rewards: tuple[float, ...] = ()
+    """What an environment gave for each turn; a part of the reward."""
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.logprobs), "every token has its log-probability"
 
     @property
     def num_tokens(self) -> int:
+        """Of those that the policy wrote, which is what is learned from."""
+        return len(self.tokens) - span_length(self.observed)
+
+    @property
+    def completion_length(self) -> int:
         return len(self.tokens)
+
+    @property
+    def turns(self) -> tuple[tuple[int, float], ...]:
+        """As in `TrajectoryFacts`."""
+        edges = [0, *(edge for span in self.observed for edge in span), len(self.tokens)]
+        lengths = [last - first for first, last in zip(edges[::2], edges[1::2], strict=True)]
+        return tuple(zip(lengths, self.turn_rewards, strict=True)) if self.turn_rewards else ()
+
+    @property
+    def written(self) -> list[int]:
+        """Indices of the tokens that the policy wrote."""
+        return outside(self.observed, len(self.tokens))
 
     @property
     def length(self) -> int:
@@ -145,7 +217,7 @@ class Trajectory:
 
     @property
     def facts(self) -> TrajectoryFacts:
-        return TrajectoryFacts(len(self.prompt), len(self.tokens), self.reward)
+        return TrajectoryFacts(len(self.prompt), self.num_tokens, self.reward, span_length(self.observed), self.turns)
 
 
 Trajectories = Sequence[Trajectory | TrajectoryFacts]
@@ -165,6 +237,8 @@ class Group:
     """Weighted sums of the values."""
     values: dict[int, dict[str, float]] = field(default_factory=dict)
     """Of each reward function, by its name."""
+    turn_rewards: dict[int, list[float]] = field(default_factory=dict)
+    """What an environment gave for each turn, weighted like the rest of the reward."""
     extras: dict[int, dict[str, Any]] = field(default_factory=dict)
     """What reward functions have logged of a completion."""
 
@@ -181,8 +255,29 @@ class Group:
 
     def trajectories(self) -> list[Trajectory]:
         """In the order of their ids, whichever was finished first."""
-        done = [(self.completions[i], self.rewards[i]) for i in sorted(self.completions)]
-        return [Trajectory(self.prompt, c.tokens, c.logprobs, reward) for c, reward in done]
+        out = []
+        for i in sorted(self.completions):
+            c = self.completions[i]
+            by_turn = tuple(self.turn_rewards.get(i, ()))
+            out.append(Trajectory(self.prompt, c.tokens, c.logprobs, self.rewards[i], c.observed, by_turn))
+        return out
+
+
+def span_length(spans: Spans) -> int:
+    """Positions in them."""
+    return sum(last - first for first, last in spans)
+
+
+def moved(spans: Spans, by: int, length: int) -> Spans:
+    """The same positions counted from elsewhere, as far as they lie from 0 to `length`."""
+    ends = ((max(0, first + by), min(length, last + by)) for first, last in spans)
+    return tuple((first, last) for first, last in ends if first < last)
+
+
+def outside(spans: Spans, length: int) -> list[int]:
+    """Positions below `length` that lie in none of the spans."""
+    edges = [0, *(edge for span in spans for edge in span), length]
+    return [i for first, last in zip(edges[::2], edges[1::2], strict=True) for i in range(first, last)]
 
 
 def mix_seed(*parts: int | str) -> int:

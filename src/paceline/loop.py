@@ -39,8 +39,10 @@ from paceline.setup.start import start_run
 from paceline.spot.trainer import TrainingStats
 from paceline.spot.when import when_to_train
 from paceline.tasks import Task
+from paceline.tasks.finished import FinishedAnswers
+from paceline.tasks.reward_pool import RewardPool
 from paceline.tasks.reward_process import RewardResult
-from paceline.tasks.rewards import Reward, total
+from paceline.tasks.rewards import Reward
 
 
 class TrainLoop:
@@ -67,7 +69,7 @@ class TrainLoop:
         self.config = started.config
         self.plan = started.plan
         self.prompts = started.prompts
-        self.rewards = started.rewards
+        self.finished = FinishedAnswers(self.prompts.tokenizer, started.rewards, started.conversations)
         self.progress = started.progress
         self.cluster = started.cluster
         self.versions = started.versions
@@ -77,6 +79,10 @@ class TrainLoop:
         self.saver = RunSaver(run, self.cluster, self.prompts.tokenizer, self.progress, self.recorder, self.view)
         self.after_step = AfterStep(started, run, self.view, self.saver, callbacks)
 
+    @property
+    def rewards(self) -> RewardPool:
+        return self.finished.rewards
+
     def stop(self) -> None:
         """Ask the run to stop as Ctrl-C would, from any thread: it is saved, and `train` raises `Stopped`."""
         self.stopping.ask()
@@ -84,7 +90,7 @@ class TrainLoop:
     def close(self) -> None:
         try:
             self.after_step.close()
-            self.rewards.close()
+            self.finished.close()
         finally:
             self.cluster.close()
             self.run.unlock()
@@ -126,8 +132,10 @@ class TrainLoop:
             metrics = self.cluster.update(trajectories, self.progress.step)
         self.saver.check_update(metrics, self.config.learn.max_bad_updates)
 
-        tokens = sum(len(one.tokens) for one in trajectories)
-        metrics |= self.rewards.logged() | describe_groups(groups) | stats.metrics() | self.recorder.describe_workers()
+        tokens = sum(one.num_tokens for one in trajectories)
+        metrics |= (
+            self.finished.metrics() | describe_groups(groups) | stats.metrics() | self.recorder.describe_workers()
+        )
         self._count_step(groups, cursor, metrics | clock.metrics(tokens))
 
         due = self.versions.training_is_due(self.progress.step - 1) and not self.stopping.asked
@@ -180,11 +188,13 @@ class TrainLoop:
         groups = {i: self.prompts.group(i) for i in indices}
         requests = [request for i, group in groups.items() for request in self.prompts.requests(i, group)]
         expected = {r.id: self.lengths.expect(r.prompt) for r in requests}
+        self.finished.begin(self.progress.step + 1, lambda i: groups[self.prompts.index_of(i)].sample)
         with clock.part("gen"):
             self.view.rollout_started(self.progress.step, len(requests))
             for completions in self._answers(requests, expected):
                 for completion in completions:
-                    self._finish(completion, groups[self.prompts.index_of(completion.request.id)])
+                    group = groups[self.prompts.index_of(completion.request.id)]
+                    self.finished.finish(completion, group, self.config.rollout.samples)
                 self._take(self.rewards.collect(), groups)
                 self.view.rollout_progress(sum(len(g.completions) for g in groups.values()), self.cluster.tokens)
                 # Between two tokens is as good a moment as any: a step that is dropped is made again, the same.
@@ -205,7 +215,10 @@ class TrainLoop:
     def _answers(self, requests: list[Request], expected: dict[int, float]) -> Iterator[list[Completion]]:
         train = self.spot in ("tail", "both") and self.versions.training_is_due(self.progress.step)
         coming = lambda: self._coming(self.prompts.index_of(requests[-1].id) + 1)  # noqa: E731
-        return self.cluster.rollout(self.progress.step + 1, requests, expected, RolloutMode(), train, coming=coming)
+        turns = self.finished.conversations
+        return self.cluster.rollout(
+            self.progress.step + 1, requests, expected, RolloutMode(), train, None, coming, turns
+        )
 
     def _coming(self, first: int) -> list[tuple[Request, float]]:
         """The next step's requests with expected lengths; what is wrong with a prompt is said when its turn comes."""
@@ -217,26 +230,13 @@ class TrainLoop:
     def _end_rollout(self) -> None:
         self.recorder.on_rollout(list(self.cluster.end().values()))
 
-    def _finish(self, completion: Completion, group: Group) -> None:
-        """Decode it, once, and have it rewarded."""
-        text = self.prompts.tokenizer.decode(completion.tokens)
-        group.add(completion, text)
-        whole = group.sample.index, self.config.rollout.samples
-        self.rewards.submit(completion.request.id, group.sample, text, completion.tokens, *whole)
-
     def _take(self, results: list[RewardResult], groups: dict[int, Group]) -> None:
+        def stop(error: str) -> Exception:
+            return self.saver.fix_and_resume(error, ", or count such answers with reward.on_error=value")
+
         for result in results:
             group = groups[self.prompts.index_of(result.request_id)]
-            if result.error is None:
-                group.set_reward(result.request_id, total(self.rewards.functions, result.values), result.values)
-                group.extras[result.request_id] = result.extra
-                continue
-            which = f"{group.sample.where} of {self.prompts.task.name} ({group.sample.short})"
-            self.rewards.errors.add(result.kind or result.error, result.error, result.trace, which)
-            if self.config.reward.on_error == "stop":
-                error = f"{result.error} on {which}"
-                raise self.saver.fix_and_resume(error, ", or count such answers with reward.on_error=value")
-            group.set_reward(result.request_id, self.config.reward.error_value, {"errors": 1.0})
+            self.finished.take(result, group, self.config.reward, self.prompts.task.name, stop)
 
 
 def train(

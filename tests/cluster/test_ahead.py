@@ -12,8 +12,9 @@ import pytest
 from paceline.cluster.ahead import Ahead, AheadCosts, how_far, how_many
 from paceline.cluster.messages import Activity, RolloutOutcome
 from paceline.config import load_config
-from paceline.core import Completion, Group, Request, SamplingParams
+from paceline.core import Group, Request, SamplingParams
 from paceline.loop import TrainLoop
+from paceline.observe.clock import Clock
 from paceline.observe.timeline import AHEAD, read_timeline
 from paceline.rollout.stats import EngineStats
 from paceline.run import Run
@@ -76,9 +77,11 @@ class Replacing(TrainLoop):
 
     completed: list[tuple[int, list[int]]]
 
-    def _finish(self, completion: Completion, group: Group) -> None:
-        self.completed = [*getattr(self, "completed", []), (completion.request.id, completion.tokens)]
-        super()._finish(completion, group)
+    def _rollout(self, indices: range, clock: Clock) -> list[Group]:
+        groups = super()._rollout(indices, clock)
+        done = [(i, c.tokens) for group in groups for i, c in group.completions.items()]
+        self.completed = [*getattr(self, "completed", []), *done]
+        return groups
 
 
 def test_groups_that_are_replaced_within_a_step(tmp_path):

@@ -46,6 +46,20 @@ def paths(draft: Draft, row: int) -> list[list[int]]:
     return [path for path in out if path[-1] >= 0]
 
 
+def test_earlier_turns_and_siblings_conversations_are_known():
+    """Also what was observed in them. A sequence that comes back behind an observation has begun again."""
+    drafter = SuffixDrafter(4, 256)
+    told = [40, 41, 42, 43, 44, 45]
+    first = sequence(1, [1, 2], [*SONG, 99, *told])  # a turn, and what it led to
+    begin(drafter, first)
+    first.tokens += SONG[:4]
+    drafter.begin([first])
+    assert chain(drafter, first, 6) == SONG[4:10]
+    sibling = sequence(2, [1, 2], [50, 51, 99, *told[:3]])
+    begin(drafter, sibling)
+    assert chain(drafter, sibling, 3) == told[3:]
+
+
 def test_goes_on_as_the_sequence_itself_did():
     drafter = SuffixDrafter(4, 256)
     t = sequence(1, [1, 2], SONG + SONG[:4])

@@ -29,6 +29,7 @@ from paceline.cluster.coordinator import (
 from paceline.cluster.groups import WorkerGroup
 from paceline.cluster.liveness import POLL_S, Liveness
 from paceline.cluster.messages import Ready, RolloutMode, RolloutOutcome, RolloutProgress, WorkerSpec
+from paceline.cluster.turns import TURN_POLL_S, OpenTurns
 from paceline.cluster.update import SharedUpdate
 from paceline.errors import WorkerFailed
 from paceline.learn.token_sums import mean_metrics
@@ -36,6 +37,7 @@ from paceline.learn.token_sums import mean_metrics
 if TYPE_CHECKING:
     from paceline.cluster.ahead import Coming
     from paceline.cluster.transport import Transport
+    from paceline.cluster.turns import TurnAnswers
     from paceline.config import Config
     from paceline.core import Completion, Request, Trajectory
     from paceline.rollout.differences import Difference
@@ -110,17 +112,19 @@ class Cluster:
         train: bool,
         group: int | None = None,
         coming: Coming | None = None,
+        answers: TurnAnswers | None = None,
     ) -> Iterator[list[Completion]]:
         """Completions as they are finished, some at a time or none. `expected` is the expected length of each. With
         `train`, whoever has nothing to decode trains the drafter until the last one is in. A `group` is so many ids,
         `rollout.samples` if not given. `coming` tells what comes after `requests`, for workers to write ahead; without
-        it, what was written ahead is not used."""
+        it, what was written ahead is not used. `answers` answers turns of requests that act."""
         self.group.admit()
         workers = self.config.cluster.workers
         ahead = self.ahead if coming else None
         expected = ahead.left(requests, expected) if ahead else expected
         state = RolloutState(workers, expected, group or self.config.rollout.samples)
         by_id = {request.id: request for request in requests}
+        turns = OpenTurns(answers)
         self._requests = requests if ahead else ()
         tokens = [0] * workers
         self.decisions = []
@@ -142,8 +146,10 @@ class Cluster:
             if state.over:
                 return
             done: list[Completion] = []
-            active = [w for w, s in enumerate(state.workers) if s.in_flight or s.training or s.writing]
-            for report in self.liveness.listen(POLL_S, active):
+            for worker, observations in turns.answered(state).items():
+                self.calls.send((worker,), "observe", observations)
+            busy = turns.not_only_waiting(state)
+            for report in self.liveness.listen(TURN_POLL_S if turns else POLL_S, busy):
                 if not isinstance(report, RolloutProgress):
                     state.take(report)
                     continue
@@ -151,18 +157,16 @@ class Cluster:
                     if state.take(Done(report.worker, report.generation, completion.request.id)):
                         done.append(completion)
                         self.completed_by[completion.request.id] = report.worker
-                state.take(Load(report.worker, report.generation, report.waiting))
+                turns.ended(report, state.take(Load(report.worker, report.generation, report.waiting)))
                 tokens[report.worker] = report.tokens
             self.tokens = sum(tokens)
             if not any(s.alive for s in state.workers):
                 raise self.liveness.all_lost()
             yield done
 
-    def _decide(
-        self, state: RolloutState, requests: dict[int, Request], train: bool, train_first: bool = False
-    ) -> None:
+    def _decide(self, state: RolloutState, by_id: dict[int, Request], train: bool, train_first: bool = False) -> None:
         for order in decide(state, train, train_first):
-            self._carry_out(order, requests)
+            self._carry_out(order, by_id)
             state.note(order)
 
     def _carry_out(self, order: Order, requests: dict[int, Request]) -> None:

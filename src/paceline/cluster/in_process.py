@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,8 @@ class InProcess:
         assert self.worker is not None
         if not self._reports and self.worker.busy:
             self.worker.run_once()
+        elif not self._reports:
+            time.sleep(seconds)  # what it waits for comes from elsewhere: rewards, tools
         reports = self._reports[:]
         self._reports.clear()
         return reports

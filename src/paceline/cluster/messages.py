@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from paceline.cluster.coordinator import Report
 
 if TYPE_CHECKING:
-    from paceline.core import Completion
+    from paceline.core import Completion, Turn
     from paceline.rollout.stats import EngineStats, RoundRecord
     from paceline.spot.trainer import TrainingStats
 
@@ -71,6 +71,8 @@ class RolloutProgress(Report):
     """How many of its requests have not begun."""
     tokens: int
     """Generated since the rollout began."""
+    turns: tuple[Turn, ...] = ()
+    """That have ended: their requests wait for observations."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,8 @@ class RolloutMode:
     """Whether drafters may learn from the completions, if they are those of `adaptive`: not from an evaluation's."""
 
 
-ActivityKind = Literal["idle", "training", "ahead"]
-"""Without work; training the drafter; writing ahead."""
+ActivityKind = Literal["idle", "training", "ahead", "tools"]
+"""Without work; training the drafter; writing ahead; all that it has waits for tools or environments."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from paceline.cluster.coordinator import Report
     from paceline.cluster.rendezvous import Rendezvous
     from paceline.config import Config
-    from paceline.core import Completion, Request, Trajectory, TrajectoryFacts
+    from paceline.core import Completion, Observation, Request, Trajectory, TrajectoryFacts
     from paceline.learn.shards import Holders
     from paceline.learn.update_batch import Score
     from paceline.spot.evaluation import Evaluation
@@ -76,14 +76,14 @@ class Worker:
     @property
     def busy(self) -> bool:
         """Whether there is something to do without a call."""
-        return not self._failed and (bool(self.rollout.unfinished) or self.training or self.ahead.active)
+        return not self._failed and (bool(self.rollout.runnable) or self.training or self.ahead.active)
 
     @property
     def doing(self) -> str:
         """What `run_once` does next, in words."""
         if self.ahead.active:
             return "writing ahead"
-        return "decoding" if self.rollout.unfinished else "training the drafter"
+        return "decoding" if self.rollout.runnable else "training the drafter"
 
     def run_once(self) -> None:
         """Do a little of what there is to do: a round of decoding, or a step of training."""
@@ -92,11 +92,8 @@ class Worker:
                 self.stop()
                 self.reporter.tell(WroteAhead(self.spec.number, self.spec.generation))
             self.reporter.still_alive()
-        elif self.rollout.unfinished:
-            done = self.rollout.step()
-            engine = self.rollout.engine
-            self.drafter.after_round(done if self.rollout.learned_from else (), engine.unfinished, engine.waiting)
-            self.rollout.report(done)
+        elif self.rollout.runnable:
+            self._finished(self.rollout.step())
         elif self.training:
             if not self.drafter.step():
                 self.stop()
@@ -122,6 +119,16 @@ class Worker:
         self.training = False
         self.ahead.stop()
         self.rollout.assign(requests, written)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """What turns of its requests have led to."""
+        self._finished(self.rollout.observe(observations))
+
+    def _finished(self, done: Sequence[Completion]) -> None:
+        """After a round, or what ended without one."""
+        engine = self.rollout.engine
+        self.drafter.after_round(done if self.rollout.learned_from else (), engine.unfinished, engine.waiting)
+        self.rollout.report(done)
 
     def release(self, count: int) -> None:
         self.rollout.release(count)

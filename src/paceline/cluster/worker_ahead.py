@@ -50,14 +50,15 @@ class WorkerAhead:
         for completion in self._engine.step():
             self.written[completion.request.id] = array("i", completion.tokens)
             self._complete.add(completion.request.id)
-        return bool(self._engine.unfinished)
+        return bool(self._engine.runnable)  # a turn that has ended is not answered before its step
 
     def stop(self) -> None:
         """The engine is needed, or the rollout is over: keep what there is."""
         engine = self._engine
         if engine is None:
             return
-        for seq in (*engine.scheduler.running, *engine.scheduler.waiting):
+        scheduler = engine.scheduler
+        for seq in (*scheduler.running, *scheduler.waiting, *scheduler.suspended.values()):
             if seq.generated:
                 self.written[seq.request.id] = array("i", seq.tokens[len(seq.request.prompt) :])
         engine.clear()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.core import moved
 from paceline.draft.eagle.files import DRAFTER, save_drafter
 from paceline.errors import UserError
 from paceline.spot.evaluation import Evaluation
@@ -81,7 +82,7 @@ class WorkerDrafter:
             self.overlap.after_round(unfinished, waiting)
         elif self.learning:
             for completion in done:
-                self.learning.finished(completion.request.prompt, completion.tokens)
+                self.learning.finished(completion.request.prompt, completion.tokens, completion.observed)
 
     def step(self) -> bool:
         """Train for a little while -> whether there was anything to train on."""
@@ -106,7 +107,8 @@ class WorkerDrafter:
         lengths; `first` of the step's updates. Can be repeated."""
         if self.learning:
             sequences = {i: ([*t.prompt, *t.tokens], len(t.prompt)) for i, t in share.items()}
-            self.learning.begin_update(lengths, sequences, first=first)
+            observed = {i: moved(t.observed, len(t.prompt), t.length) for i, t in share.items()}
+            self.learning.begin_update(lengths, sequences, first, observed)
 
     def train(self, seconds: float) -> TrainingStats:
         assert self.learning is not None

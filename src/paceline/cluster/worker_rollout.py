@@ -15,7 +15,7 @@ from paceline.setup.engines import EngineSetup, make_engine_of_worker
 if TYPE_CHECKING:
     from paceline.cluster.reporter import Reporter
     from paceline.config import Config
-    from paceline.core import Completion, Request
+    from paceline.core import Completion, Observation, Request
     from paceline.draft.eagle.model import EagleModel
     from paceline.model.decoder import Decoder
     from paceline.model.foreign import ForeignModel
@@ -78,6 +78,11 @@ class WorkerRollout:
         """Requests."""
         return self.engine.unfinished
 
+    @property
+    def runnable(self) -> int:
+        """Requests that do not wait for an observation."""
+        return self.engine.runnable
+
     def begin(self, step: int, mode: RolloutMode) -> bool:
         """A rollout begins -> whether it is the first one of its step."""
         first = step != self.log.step
@@ -89,7 +94,7 @@ class WorkerRollout:
 
     def assign(self, requests: Sequence[Request], written: Mapping[int, array[int]]) -> None:
         """`written` is what was written ahead of some."""
-        if not self.engine.unfinished:
+        if not self.engine.runnable:
             self.log.begin(None)
         self.engine.submit(requests, written)
 
@@ -106,13 +111,21 @@ class WorkerRollout:
 
     def report(self, done: Sequence[Completion]) -> None:
         """Say how decoding goes, after a round."""
-        if done or self.reporter.quiet:
+        turns = tuple(self.engine.take_turns())
+        if done or turns or self.reporter.quiet:
             progress = RolloutProgress(
-                self.spec.number, self.spec.generation, tuple(done), self.engine.waiting, self.log.tokens
+                self.spec.number, self.spec.generation, tuple(done), self.engine.waiting, self.log.tokens, turns
             )
             self.reporter.tell(progress)
-        if not self.engine.unfinished:
-            self.log.begin("idle")
+        if not self.engine.runnable:
+            self.log.begin("tools" if self.engine.unfinished else "idle")
+
+    def observe(self, observations: Sequence[Observation]) -> list[Completion]:
+        """What turns have led to -> completions that end with theirs."""
+        if not self.engine.runnable:
+            self.log.begin(None)
+        done = [self.engine.observe(observation) for observation in observations]
+        return [completion for completion in done if completion]
 
     def close(self) -> None:
         for engine in self._engines.values():

@@ -126,7 +126,9 @@ class Comparison(TrainLoop):
 
     def _answers(self, requests: list[Request], expected: dict[int, float]) -> Iterator[list[Completion]]:
         train = self.mode == ADAPTIVE_MODE and self.spot in ("tail", "both")  # in every step, to see what it costs
-        return self.cluster.rollout(self.progress.step + 1, requests, expected, ROLLOUT_MODES[self.mode], train)
+        turns = self.finished.conversations
+        mode = ROLLOUT_MODES[self.mode]
+        return self.cluster.rollout(self.progress.step + 1, requests, expected, mode, train, answers=turns)
 
     def _end_rollout(self) -> None:
         """The timeline shows the adaptive mode: the one that would have run without a comparison."""

@@ -3,7 +3,7 @@
 A recipe is a YAML file of the schema's shape; `key.sub=value` overrides come last. `None` means "what the algorithm or
 the machine suggests"; the run directory keeps the resolved values.
 
-    schema, generation, training    the settings themselves; a docstring is a setting's documentation
+    schema, generation, environment, training    the settings themselves; a docstring is a setting's documentation
     values                          types and bounds that they share
     loading                         recipes and overrides -> a validated `Config`
     renamed                         names that settings had before, which keep working
@@ -13,6 +13,7 @@ the machine suggests"; the run directory keeps the resolved values.
 """
 
 from paceline.config.describe import describe_settings, did_you_mean, find_settings, setting_names
+from paceline.config.environment import EnvironmentConfig
 from paceline.config.foreign import translate
 from paceline.config.generation import (
     EvalConfig,
@@ -49,6 +50,7 @@ __all__ = [
     "Algorithm",
     "ClusterConfig",
     "Config",
+    "EnvironmentConfig",
     "EvalConfig",
     "LearnConfig",
     "LoraConfig",

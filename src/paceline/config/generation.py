@@ -37,19 +37,21 @@ class ModelConfig(Section):
 
 class TaskConfig(Section):
     name: Annotated[Name, BeforeValidator(joined_names)] = "countdown"
-    """`countdown`, `gym:NAME` for a reasoning-gym task, `forecast:NAME` for a daily series, a .jsonl, .json or .parquet
-    file (or several: a pattern such as data/*.jsonl, or a list), `hub:OWNER/NAME` for a hub data set, or a folder laid
-    out like one; of those two, `:CONFIGURATION` and `@REVISION` may follow."""
+    """`countdown`, `gym:NAME` for a reasoning-gym task, `forecast:NAME` for a daily series, `grid:screening` or
+    `grid:tool` for outages of power grids, a .jsonl, .json or .parquet file (or several: a pattern, data/*.jsonl, or a
+    list), `hub:OWNER/NAME` for a hub data set, or a folder laid out like one; of those two, `:CONFIGURATION` and
+    `@REVISION` may follow."""
     difficulty: Name = "medium"
-    """Countdown only: easy, medium, hard, expert, or `tail`: mostly quick, one in 16 so hard that completions are
-    long."""
+    """Countdown and grid: easy, medium, hard, expert; for Countdown also `tail`: mostly quick, one in 16 so hard that
+    completions are long."""
     problems: int | None = Field(None, ge=1, le=COUNT)
     """Countdown only: number of distinct problems, visited in epochs; `null` never repeats one."""
     style: Literal["auto", "search", "chat", "text"] = "auto"
     """How prompts are worded that are generated, or made by `task.template`. `search` is the embedded model's own
     format, `chat` makes messages of them, `text` leaves them text; `auto` asks the model."""
     split: Name = "train"
-    """Split of a hub data set or a folder, such as test, train+test or train[:1000]; train or test of a forecast."""
+    """Split of a hub data set or a folder, such as test, train+test or train[:1000]; train or test of a forecast or a
+    grid."""
     streaming: bool = False
     """Read a hub data set or a folder row by row as the run needs it, instead of all of it before the run begins."""
     prompt_column: Name = "prompt"
@@ -70,7 +72,7 @@ class TaskConfig(Section):
     """Variables for the model's chat template, such as {enable_thinking: false}."""
     options: Options = Field(default_factory=dict)
     """Keyword arguments of the reasoning-gym task; of a forecast: window, test_from, decimals, day_column,
-    value_column."""
+    value_column; of a grid: case, candidates."""
     shuffle: bool = True
     """Visit the samples of a data set in an order drawn from the seed, anew in every epoch; of one that is streamed,
     the next 1,000 at a time."""
@@ -83,8 +85,8 @@ class TaskConfig(Section):
 
 class RewardFunctionConfig(Section):
     function: Name
-    """`countdown`, `exact_match`, `math`, `gym`, `forecast`, `data_source` for verl's scoring of known data sets, or
-    your own as `module:function` or `file.py:function`."""
+    """`countdown`, `exact_match`, `math`, `gym`, `forecast`, `grid`, `environment` for what the environment gives,
+    `data_source` for verl's scoring of known data sets, or your own as `module:function` or `file.py:function`."""
     weight: float = 1.0
     """Factor of its value in the sum that is the completion's reward."""
     per: Literal["completion", "group", "arrived"] | None = None

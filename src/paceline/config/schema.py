@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from paceline.config.environment import EnvironmentConfig
 from paceline.config.generation import (
     EvalConfig,
     ModelConfig,
@@ -27,6 +28,8 @@ class Config(Section):
     """The policy: which model, in which precision, on which device."""
     task: TaskConfig = TaskConfig()
     """Where prompts come from."""
+    environment: EnvironmentConfig = EnvironmentConfig()
+    """Conversations: what answers the policy's turns, and the tools that it may call."""
     reward: RewardConfig = RewardConfig()
     """Which functions reward completions, and where they run."""
     rollout: RolloutConfig = RolloutConfig()

@@ -171,8 +171,11 @@ class DeviceDrafter(BaseDrafter):
         """Called once by the engine, before anything else: the running batch, which of the drafters' columns in it are
         this one's, and the strategies that may come."""
 
-    def prefill(self, tokens: Tensor, features: Tensor | None, positions: Tensor, lengths: list[int]) -> list[Any]:
-        """The policy has run over whole sequences, end to end -> what to keep of each until `take_prefill`."""
+    def prefill(
+        self, tokens: Tensor, features: Tensor | None, positions: Tensor, lengths: list[int], starts: list[int]
+    ) -> list[Any]:
+        """The policy has run over sequences, end to end -> what to keep of each until `take_prefill`. Those that go on
+        behind an observation come without the tokens before their position in `starts`, which is 0 for others."""
         return [None] * len(lengths)
 
     def take_prefill(self, rows: RowsView, slots: list[int], kept: list[Any], tokens: Tensor) -> None:

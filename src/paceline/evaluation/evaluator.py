@@ -17,14 +17,16 @@ from paceline.errors import UserError
 from paceline.evaluation.prompts import STRIDE, EvalSet, index_of, is_greedy
 from paceline.evaluation.scores import EvalScores, PromptScores
 from paceline.rollout.stats import EngineStats
+from paceline.tasks.finished import FinishedAnswers
 from paceline.tasks.rewards import total
 
 if TYPE_CHECKING:
     from paceline.cluster.cluster import Cluster
     from paceline.config import Config
-    from paceline.core import Completion, Group
+    from paceline.core import Group
     from paceline.model.tokenizer import Tokenizer
     from paceline.process.stopping import Stopping
+    from paceline.tasks.environments.conversations import Conversations
     from paceline.tasks.reward_pool import RewardPool
     from paceline.tasks.reward_process import RewardResult
 
@@ -51,6 +53,8 @@ class Evaluator:
     tokenizer: Tokenizer
     stopping: Stopping
     note: Callable[[str], None]
+    conversations: Conversations | None = None
+    """Where completions have turns; those of the run, which closes them."""
     on_progress: Callable[[int, int], None] = lambda finished, tokens: None
     """Called after every round with the completions that are finished and the tokens of all."""
 
@@ -77,9 +81,14 @@ class Evaluator:
         requests = self.eval_set.requests()
         expected = {r.id: self._lengths.expect(r.prompt) for r in requests}
         finished = 0
-        for completions in self.cluster.rollout(step, requests, expected, WITHOUT_LEARNING, False, STRIDE):
+        answers = FinishedAnswers(self.tokenizer, self.rewards, self.conversations)
+        answers.begin(None, lambda request: groups[index_of(request)].sample)
+        for completions in self.cluster.rollout(
+            step, requests, expected, WITHOUT_LEARNING, False, STRIDE, answers=self.conversations
+        ):
             for completion in completions:
-                self._finish(completion, groups[index_of(completion.request.id)])
+                group = groups[index_of(completion.request.id)]
+                answers.finish(completion, group, self.eval_set.answers)
             finished += len(completions)
             self._take(self.rewards.collect(), groups, fail)
             self.on_progress(finished, self.cluster.tokens)
@@ -88,18 +97,12 @@ class Evaluator:
             with self.stopping.at_once():
                 results = self.rewards.collect(block=True)
             self._take(results, groups, fail)
-        self.rewards.logged()  # belongs to no step
+        answers.metrics()  # of what belongs to no step
         stats = sum((outcome.stats for outcome in self.cluster.end().values()), EngineStats())
         for group in groups.values():
             self._lengths.learn(group.prompt, [len(c.tokens) for c in group.completions.values()])
         done = list(groups.values())
         return EvalResult(self._score(done), done, time.perf_counter() - started, stats)
-
-    def _finish(self, completion: Completion, group: Group) -> None:
-        text = self.tokenizer.decode(completion.tokens)
-        group.add(completion, text)
-        whole = group.sample.index, self.eval_set.answers
-        self.rewards.submit(completion.request.id, group.sample, text, completion.tokens, *whole)
 
     def _take(self, results: list[RewardResult], groups: dict[int, Group], fail: Callable[[str], Exception]) -> None:
         reward = self.config.reward

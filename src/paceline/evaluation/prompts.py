@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from paceline.config import Config, TaskConfig
 from paceline.config.describe import explain
-from paceline.core import Group, Request, SamplingParams, mix_seed
+from paceline.core import Group, Request, Sample, SamplingParams, mix_seed
 from paceline.errors import UserError
 from paceline.tasks import Task, make_task
 
@@ -71,6 +72,8 @@ class EvalSet:
     seed: int
     left_out: list[str]
     """Prompts that the model has no room for, as messages name them."""
+    acts: bool = False
+    """Whether completions have turns."""
 
     def fresh(self) -> list[Group]:
         """Groups to be filled."""
@@ -86,7 +89,7 @@ class EvalSet:
         if self.greedy:
             answers.append((GREEDY_ANSWER, replace(self.sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)))
         return [
-            Request(FIRST_ID + group.sample.index * STRIDE + j, group.prompt, sampling, self.seed)
+            Request(FIRST_ID + group.sample.index * STRIDE + j, group.prompt, sampling, self.seed, self.acts)
             for group in self.groups
             for j, sampling in answers
         ]
@@ -130,15 +133,21 @@ def eval_sampling(config: Config, run_sampling: SamplingParams) -> SamplingParam
 
 
 def make_eval_set(
-    task: Task, tokenizer: Tokenizer, run_sampling: SamplingParams, config: Config, max_length: int
+    task: Task,
+    tokenizer: Tokenizer,
+    run_sampling: SamplingParams,
+    config: Config,
+    max_length: int,
+    prepare: Callable[[Sample], Sample] | None = None,
 ) -> EvalSet:
     """`max_length` is the engine's: tokens of prompt and completion. Prompts that leave no room for an answer are left
-    out, which the set says."""
+    out, which the set says. `prepare` has an environment make the prompt, where completions have turns."""
     sampling = eval_sampling(config, run_sampling)
     groups: list[Group] = []
     left_out: list[str] = []
     for index in range(_count(task, config)):
         sample = task.sample(index)
+        sample = prepare(sample) if prepare else sample
         prompt = tuple(tokenizer.encode_prompt(sample.prompt, sample.where))
         if 0 < len(prompt) < max_length:
             groups.append(Group(sample, prompt))
@@ -151,7 +160,7 @@ def make_eval_set(
         )
     e = config.eval
     data = [_data_of(group, task.name) for group in groups]
-    return EvalSet(task, groups, data, sampling, e.samples, e.greedy, e.seed, left_out)
+    return EvalSet(task, groups, data, sampling, e.samples, e.greedy, e.seed, left_out, prepare is not None)
 
 
 def _count(task: Task, config: Config) -> int:

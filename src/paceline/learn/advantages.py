@@ -69,6 +69,33 @@ def per_answer(advantage: Callable[[Tensor], Tensor]) -> TokenAdvantage:
     return per_token
 
 
+Turns = tuple[tuple[int, float], ...]
+"""Of an answer: tokens of each turn, and its own reward, which is a part of the answer's."""
+
+
+def by_turn(rewards: Tensor, turns: list[Turns], advantage: TokenAdvantage) -> list[Tensor]:
+    """Give every token the advantage of its turn's return, R_t = r - sum_{s<t} r_s: what the answer got (r), less what
+    came before the turn. It is compared with the returns of the same turn of the group's other answers that have one.
+
+    rewards [groups, samples] -> a tensor per answer."""
+    import torch  # settings are checked against the algorithms without waiting for it
+
+    samples = rewards.shape[1]
+    out: list[Tensor] = []
+    for g in range(len(rewards)):
+        answers = turns[g * samples : (g + 1) * samples]
+        parts: list[list[Tensor]] = [[] for _ in answers]
+        for t in range(max(map(len, answers))):
+            rows = [i for i, answer in enumerate(answers) if len(answer) > t]
+            before = [sum(own for _, own in answers[i][:t]) for i in rows]
+            returns = rewards[g, rows] - rewards.new_tensor(before)
+            each = advantage(returns[None], returns.new_ones(len(rows)).long(), None, 0.0)
+            for i, one in zip(rows, each, strict=True):
+                parts[i].append(one.repeat(answers[i][t][0]))
+        out += [torch.cat(one) for one in parts]
+    return out
+
+
 def overlong_penalty(lengths: Tensor, max_tokens: int, buffer: int, penalty: float = 1.0) -> Tensor:
     """DAPO's soft punishment: 0 up to max_tokens - buffer, then linear, down to -penalty at max_tokens."""
     if buffer == 0:

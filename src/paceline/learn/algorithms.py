@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.errors import UserError
 from paceline.learn import advantages
 from paceline.learn.advantages import TokenAdvantage, per_answer
 
@@ -52,6 +53,11 @@ def check_algorithm(name: str) -> str:
 def resolve(config: Config) -> Config:
     """The config with every `null` that the algorithm decides filled in."""
     learn = config.learn
+    if config.environment.credit == "turn" and ALGORITHMS[learn.algorithm].kl_in_reward:
+        raise UserError(
+            f"environment.credit=turn compares turns within a group, and learn.algorithm={learn.algorithm} compares "
+            "tokens of all groups: take grpo, dr_grpo, dapo or rloo, or environment.credit=outcome"
+        )
     algorithm = ALGORITHMS[learn.algorithm]
     defaults = {
         "clip_low": algorithm.clip_low,

@@ -17,7 +17,7 @@ class MicroBatch:
     indices: list[int]  # indices into the update batch
     lengths: list[int]  # tokens of each, with its prompt
     tokens: Tensor  # [N]
-    predicts: Tensor  # [R] positions in the row whose next token is part of an answer
+    predicts: Tensor  # [R] positions in the row whose next token the policy wrote in an answer
     targets: Tensor  # [R] those tokens
     rollout_logp: Tensor  # [R]
 
@@ -46,10 +46,11 @@ def pack(trajectories: Trajectories, indices: list[int], device: torch.device, d
         t = trajectories[i]
         assert isinstance(t, Trajectory), "what is packed is here"
         start = len(row) + len(t.prompt) - 1  # the last prompt token predicts the first token of the answer
-        predicts += range(start, start + len(t.tokens))
+        written = t.written  # nothing is learned of what the policy has observed
+        predicts += [start + i for i in written]
         row += [*t.prompt, *t.tokens]
-        targets += t.tokens
-        logp += t.logprobs
+        targets += [t.tokens[i] for i in written]
+        logp += [t.logprobs[i] for i in written]
     return MicroBatch(
         indices,
         [trajectories[i].length for i in indices],

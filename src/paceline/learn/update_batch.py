@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.config import Config, LearnConfig
 from paceline.core import Trajectories, mix_seed
-from paceline.learn.advantages import overlong_penalty
+from paceline.learn.advantages import Turns, by_turn, overlong_penalty
 from paceline.learn.algorithms import ALGORITHMS
 
 BACKWARD_COST = 2  # times the forward pass: gradients of the inputs and of the weights
@@ -31,7 +31,7 @@ class Score(NamedTuple):
 class UpdateBatch:
     trajectories: Trajectories
     num_tokens: list[int]
-    """Tokens of each answer, without the prompt."""
+    """Tokens of each answer that the policy wrote."""
     lengths: list[int]
     """Tokens of each answer with its prompt."""
     scores: list[Score]
@@ -62,7 +62,9 @@ def make_update_batch(trajectories: Trajectories, step: int, scores: list[Score]
     """Trajectories come group by group, `rollout.samples` each."""
     c = config.learn
     num_tokens = [t.num_tokens for t in trajectories]
-    advantages = token_advantages(shaped_rewards(trajectories, config), num_tokens, scores, config)
+    turns = [t.turns for t in trajectories] if config.environment.credit == "turn" else None
+    rewards = shaped_rewards(trajectories, config)
+    advantages = token_advantages(rewards, num_tokens, scores, config, turns)
     epochs = [_minibatches(len(trajectories), step, epoch, config) for epoch in range(c.epochs)]
     return UpdateBatch(
         trajectories=trajectories,
@@ -86,13 +88,15 @@ def shaped_rewards(trajectories: Trajectories, config: Config) -> Tensor:
     c = config.learn
     rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float64)
     if c.overlong_buffer:
-        lengths = torch.tensor([t.num_tokens for t in trajectories])
+        lengths = torch.tensor([t.completion_length for t in trajectories])
         rewards = rewards + overlong_penalty(lengths, config.rollout.max_tokens, c.overlong_buffer, c.overlong_penalty)
     return rewards
 
 
-def token_advantages(rewards: Tensor, num_tokens: list[int], scores: list[Score], config: Config) -> list[Tensor]:
-    """Advantage of every token, a tensor per answer."""
+def token_advantages(
+    rewards: Tensor, num_tokens: list[int], scores: list[Score], config: Config, turns: list[Turns] | None = None
+) -> list[Tensor]:
+    """Advantage of every token, a tensor per answer; with `turns`, each turn has its own."""
     c = config.learn
     algorithm = ALGORITHMS[c.algorithm]
     kl = None
@@ -100,6 +104,8 @@ def token_advantages(rewards: Tensor, num_tokens: list[int], scores: list[Score]
         pairs = [(s.old, s.reference) for s in scores if s.old is not None and s.reference is not None]
         kl = torch.cat([(old - reference).double().cpu() for old, reference in pairs]) if pairs else None
     groups = rewards.view(-1, config.rollout.samples)
+    if turns is not None:
+        return by_turn(groups, turns, algorithm.advantage)
     flat = algorithm.advantage(groups, torch.tensor(num_tokens), kl, c.kl_coef)
     return list(flat.split(num_tokens))
 

@@ -54,11 +54,19 @@ class Tokenizer:
                 f"the prompts are messages, but the tokenizer of {self.where} has no chat template; "
                 "use prompts that are plain text or a model with a template"
             )
+        return self._encode(self.render(prompt, which), False, which)
+
+    def render(self, messages: Messages, which: str = "a conversation") -> str:
+        """Messages as the chat template writes them, up to where the assistant begins."""
         with _refusing(f"the chat template of {self.where} does not take {which}"), bounded_steps():
-            text = self.hf.apply_chat_template(
-                _plain(prompt), tokenize=False, add_generation_prompt=True, **self.template_kwargs
+            text: str = self.hf.apply_chat_template(
+                _plain(messages), tokenize=False, add_generation_prompt=True, **self.template_kwargs
             )
-        return self._encode(text, False, which)
+        return text
+
+    def encode_text(self, text: str) -> list[int]:
+        """Tokens of text in the middle of others: none is put before it or behind it."""
+        return self._encode(text, False, "an observation") if text else []
 
     def _encode(self, text: str, special: bool, which: str) -> list[int]:
         with _refusing(f"the tokenizer of {self.where} does not take {which}"):

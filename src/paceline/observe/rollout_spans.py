@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.observe.rounds import RoundLog
-from paceline.observe.timeline import AHEAD, IDLE, TRAIN, Span
+from paceline.observe.timeline import AHEAD, IDLE, TOOLS, TRAIN, Span
 
 if TYPE_CHECKING:
     from paceline.cluster.messages import RolloutOutcome
 
-NAMES = {"idle": IDLE, "training": TRAIN, "ahead": AHEAD}
+NAMES = {"idle": IDLE, "training": TRAIN, "ahead": AHEAD, "tools": TOOLS}
 
 
 def rollout_spans(outcome: RolloutOutcome) -> list[Span]:

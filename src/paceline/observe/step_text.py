@@ -18,6 +18,7 @@ PARTS = (
 LEARNING_METRICS = (
     ("groups/mixed", "mixed", ".0%"),
     ("response_length/clip_ratio", "cut", ".0%"),
+    ("acting/turns/mean", "turns", ".1f"),
     ("actor/entropy", "entropy", ".2f"),
     ("actor/kl_loss", "KL", ".4f"),
     ("actor/pg_clipfrac", "clip", ".1%"),

@@ -60,6 +60,18 @@ def signal_curves(run: RunData) -> str:
     return _curves(run, names, "share")
 
 
+def turn_curves(run: RunData) -> str:
+    """Where completions have turns."""
+    return _curves(run, {"acting/turns/mean": "mean", "acting/turns/max": "most"}, "turns per answer")
+
+
+def tool_curves(run: RunData) -> str:
+    """Where a tool was called."""
+    if not any(run.values("acting/tool_calls")) and not any(run.values("acting/tool_errors")):
+        return ""
+    return _curves(run, {"acting/tool_calls": "calls", "acting/tool_errors": "errors"}, "calls of tools")
+
+
 def entropy_curve(run: RunData) -> str:
     return _curves(run, {"actor/entropy": "entropy"}, "nats per token")
 

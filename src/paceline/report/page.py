@@ -198,7 +198,12 @@ def _learning_charts(run: RunData) -> list[str]:
                     lambda: figures.signal_curves(run),
                     "What there is to learn from: groups of unequal rewards; answers that ended at max_tokens; tokens "
                     "whose probability ratio was clipped.",
-                )
+                ),
+                "fig-turns": (lambda: figures.turn_curves(run), "Turns of each answer: mean and most."),
+                "fig-tools": (
+                    lambda: figures.tool_curves(run),
+                    "Calls of tools in each step, and those of them, and steps of environments, that failed.",
+                ),
             }
         ),
         *_update_figures(run),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.kernels.fused import has_kernels
@@ -10,6 +14,9 @@ from paceline.kernels.paged_attention import PageRows, chain_tree
 from paceline.kernels.positions import kv_slots
 from paceline.model.attention import PackedAttention
 from paceline.rollout.pages import PagePool
+
+if TYPE_CHECKING:
+    from paceline.rollout.scheduler import Fill
 
 
 class PrefillAttention(PackedAttention):
@@ -23,6 +30,53 @@ class PrefillAttention(PackedAttention):
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.pool.write(layer, self.slots, k, v)
         return super().__call__(layer, q, k, v)
+
+
+class ContinuedAttention(PrefillAttention):
+    """Some of them go on behind what is in their pages, and see that too."""
+
+    def __init__(self, pool: PagePool, fills: list[Fill], slots: Tensor):
+        super().__init__(pool, [len(f.tokens) for f in fills], slots)
+        device = slots.device
+        self.seen: list[Tensor | None] = []
+        """Of each, the rows of the pool that it sees, [(start + n) * kv_heads]; None if it has begun."""
+        self.masks: list[Tensor | None] = []
+        for fill, n in zip(fills, self.lengths, strict=True):
+            end = fill.start + n
+            pages, offsets = _places(fill.pages, torch.arange(end, device=device), pool.page_size)
+            self.seen.append(pool.slots(pages, offsets) if fill.start else None)
+            mask = torch.ones(n, end, dtype=torch.bool, device=device).tril(fill.start)
+            self.masks.append(mask if fill.start else None)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.pool.write(layer, self.slots, k, v)
+        k_rows, v_rows = self.pool.rows(layer)
+        heads, kv_heads, d = q.shape[1], *k.shape[1:]
+        out = []
+        parts = zip(*(x.split(self.lengths) for x in (q, k, v)), self.seen, self.masks, strict=True)
+        for own_q, own_k, own_v, seen, mask in parts:
+            keys = own_k if seen is None else k_rows[seen].view(-1, kv_heads, d)
+            values = own_v if seen is None else v_rows[seen].view(-1, kv_heads, d)
+            keys, values = (x.repeat_interleave(heads // kv_heads, 1).transpose(0, 1)[None] for x in (keys, values))
+            queries = own_q.transpose(0, 1)[None]
+            mixed = F.scaled_dot_product_attention(queries, keys, values, mask, is_causal=mask is None)
+            out.append(mixed[0].transpose(0, 1).flatten(1))
+        return torch.cat(out)
+
+
+def prefill_attention(pool: PagePool, fills: list[Fill], positions: Tensor) -> PrefillAttention:
+    """`positions` [N] of the tokens of all of them, end to end."""
+    size = pool.page_size
+    pages = [f.pages[i // size] for f in fills for i in range(f.start, f.start + len(f.tokens))]
+    slots = pool.slots(torch.tensor(pages, device=positions.device), positions % size)
+    if any(fill.start for fill in fills):
+        return ContinuedAttention(pool, fills, slots)
+    return PrefillAttention(pool, [len(f.tokens) for f in fills], slots)
+
+
+def _places(pages: list[int], positions: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The page of each position of a sequence, and where in it it lies."""
+    return torch.tensor(pages, device=positions.device)[positions // size], positions % size
 
 
 class DecodeAttention:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 
 import torch
 
-from paceline.core import Completion, Request
+from paceline.core import Completion, Observation, Request, Turn
 from paceline.draft.base import BaseDrafter, DeviceDrafter
 from paceline.draft.registry import default_strategies
 from paceline.draft.strategy import Strategy
@@ -26,30 +25,10 @@ from paceline.rollout.rounds import Rounds
 from paceline.rollout.rows import Rows
 from paceline.rollout.runner import ModelRunner
 from paceline.rollout.scheduler import Admission, Scheduler
+from paceline.rollout.settings import EngineSettings
 from paceline.rollout.stats import EngineStats, RoundRecord
 from paceline.rollout.stops import Decode
 from paceline.rollout.timer import DraftTimer
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    max_batch: int = 256
-    """Most requests that decode at the same time."""
-    max_length: int | None = None
-    """Longest prompt and completion together, in tokens; the model's context if not given."""
-    page_size: int | None = None
-    """Tokens per KV page; by default what suits the device."""
-    pages: int | None = None
-    """Pages in the pool; by default as many as the full batch can use, within `kv_bytes`."""
-    kv_bytes: int | None = None
-    prefill_tokens: int = 8192
-    cuda_graphs: bool = True
-    graph_bytes: int | None = None
-    """Most memory for captured graphs; beyond it, what is new runs without."""
-    explore: float = 0.02
-    """Share of the time that may go to strategies that are not the best known."""
-    overlap: bool | None = None
-    """Whether a round may be launched before the last one was read; by default on a GPU, which would wait otherwise."""
 
 
 class RolloutEngine:
@@ -173,6 +152,11 @@ class RolloutEngine:
         return len(self._ids)
 
     @property
+    def runnable(self) -> int:
+        """Those of them that do not wait for an observation."""
+        return len(self._ids) - len(self.scheduler.suspended)
+
+    @property
     def waiting(self) -> int:
         """Requests that have not begun."""
         return sum(seq.fresh for seq in self.scheduler.waiting)
@@ -180,23 +164,38 @@ class RolloutEngine:
     # Completions out
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        """Submit and yield completions in the order in which they finish."""
+        """Submit and yield completions in the order in which they finish; of requests that act, none."""
         self.submit(requests)
-        while self.unfinished:
+        while self.runnable:
             yield from self.step()
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
         """Schedule, run, append: a round for every running sequence, or the first token of newly admitted ones."""
-        if not self.unfinished:
+        if not self.runnable:
             return []
         started = time.perf_counter()
         admission = None if self.rounds.in_flight else self.scheduler.admit()
         done = self._admit(admission, started) if admission and admission.sequences else self.rounds.run()
         self._ids.difference_update(completion.request.id for completion in done)
-        if not self.unfinished:
+        if not self.runnable:
             self.rounds.drain()
         return done
+
+    # Turns, of requests that act: when one has ended, its request waits for what it has led to
+
+    def take_turns(self) -> list[Turn]:
+        """Turns that have ended since this was asked last."""
+        turns = self.outputs.turns
+        self.outputs.turns = []
+        return turns
+
+    def observe(self, observation: Observation) -> Completion | None:
+        """Let a request go on behind what its turn has led to -> its completion, if it ends with the turn."""
+        completion = self.outputs.observe(observation)
+        if completion:
+            self._ids.discard(completion.request.id)
+        return completion
 
     def _admit(self, admission: Admission, started: float) -> list[Completion]:
         done, self.rounds.last_read = self.admissions.run(admission, started)
@@ -240,7 +239,9 @@ class RolloutEngine:
     def clear(self) -> None:
         """Drop every request."""
         self.rounds.drain()
-        begun = [seq for seq in (*self.scheduler.running, *self.scheduler.waiting) if not seq.fresh]
+        scheduler = self.scheduler
+        begun = [s for s in (*scheduler.running, *scheduler.waiting, *scheduler.suspended.values()) if not s.fresh]
+        self.outputs.turns.clear()
         for drafter in self.drafters.values():
             drafter.finish(begun)
         self.scheduler.clear()

@@ -1,4 +1,6 @@
-"""From sampled tokens to completions: append them to their sequences, find out which sequences end, take those out."""
+"""From sampled tokens to completions: append them to their sequences, find out which sequences end, take those out.
+
+A sequence that acts does not end with its turn: it leaves the batch, and is told what the turn has led to."""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.core import Completion, FinishReason
+from paceline.core import Completion, FinishReason, Observation, Turn
 from paceline.draft.base import BaseDrafter
 from paceline.rollout.in_flight import SampledTokens
 from paceline.rollout.rows import Rows
@@ -31,7 +33,9 @@ class OutputProcessor:
         self.max_length = max_length
         self.decode = decode
         self.ended_rows: set[int] = set()
-        """Rows of sequences that are complete, which a round in flight still computes."""
+        """Rows of sequences that are complete, or whose turn has ended, which a round in flight still computes."""
+        self.turns: list[Turn] = []
+        """That have ended and were not taken yet."""
 
     def append_accepted(self, row: int, accepted: Accepted) -> tuple[Completion | None, int]:
         """The tokens that were written ahead of a sequence that has just been admitted and were accepted -> its
@@ -43,9 +47,7 @@ class OutputProcessor:
         if reason is None:
             return None, appended
         self.ended_rows.add(row)
-        for drafter in self.drafters.values():
-            drafter.finish([seq])
-        return seq.complete(reason), appended
+        return self._end(seq, reason), appended
 
     def append_first(self, first: int, sampled: SampledTokens) -> list[Completion]:
         """The first token of each row from `first` on. Its context is what the prefill left in the KV cache."""
@@ -68,7 +70,7 @@ class OutputProcessor:
         rows.token[first:last] = [tokens[n - 1] for tokens, n in zip(sampled.tokens, num_tokens, strict=True)]
         rows.min_left[first:last] = np.maximum(rows.min_left[first:last] - num_tokens, 0)
         done: list[Completion] = []
-        ended: list[Sequence] = []
+        ended = False
         ending_rows: set[int] = set()
         appended = 0
         for row in range(last - 1, first - 1, -1):  # backwards, because removing a row moves the last one into it
@@ -88,19 +90,44 @@ class OutputProcessor:
             reason, extended = self._extend(seq, tokens, logprobs)
             appended += extended
             if reason:  # tokens beyond the end are dropped with the row
+                completion = self._end(seq, reason)
                 if in_flight:
                     ending_rows.add(row)
                 else:
                     self.scheduler.remove(row)
-                ended.append(seq)
-                done.append(seq.complete(reason))
+                ended = True
+                done += [completion] if completion else []
         self.ended_rows |= ending_rows
-        if ended:
-            for drafter in self.drafters.values():
-                drafter.finish(ended)
-            if self.scheduler.pool.k.device.type == "cpu":
-                self.scheduler.compact()
+        if ended and self.scheduler.pool.k.device.type == "cpu":
+            self.scheduler.compact()
         return done[::-1], appended
+
+    def _end(self, seq: Sequence, reason: FinishReason) -> Completion | None:
+        """The completion, unless only its turn has ended. Whoever calls this takes its row out of the batch."""
+        if seq.request.acts:
+            self.turns.append(seq.end_turn(reason))
+            self.scheduler.suspend(seq)
+            return None
+        return self._complete(seq, reason)
+
+    def _complete(self, seq: Sequence, reason: FinishReason) -> Completion:
+        for drafter in self.drafters.values():
+            drafter.finish([seq])
+        return seq.complete(reason)
+
+    def observe(self, observation: Observation) -> Completion | None:
+        """What a turn has led to: the sequence goes on behind it. If it ends with the turn, its completion."""
+        seq = self.scheduler.suspended[observation.request_id]
+        assert observation.turn == seq.turn, "each turn is answered once"
+        written = finish_reason(seq, self.max_length, self.decode)
+        assert written is not None, "a turn has ended"
+        if observation.done or written == "length":
+            return self._complete(self.scheduler.drop(observation.request_id), written)
+        new = len(observation.tokens)
+        if seq.generated + new >= seq.request.sampling.max_tokens or len(seq.tokens) + new >= self.max_length:
+            return self._complete(self.scheduler.drop(observation.request_id), "length")
+        self.scheduler.resume(observation.request_id).observe(observation)
+        return None
 
     def _extend(self, seq: Sequence, tokens: Many[int], logprobs: Many[float]) -> tuple[FinishReason | None, int]:
         """Append tokens up to the one that ends the sequence, if one does -> why it ended, and how many there were."""

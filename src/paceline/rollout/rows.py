@@ -93,7 +93,7 @@ class Rows:
         ints[MIN_LEFT] = max(0, s.min_tokens - seq.generated)
         ints[SLOT] = seq.slot
         ints[DRAFTERS : self._banned : 2] = len(seq.tokens)  # a prefill fills drafters' caches too
-        ints[DRAFTERS + 1 : self._banned : 2] = 0
+        ints[DRAFTERS + 1 : self._banned : 2] = seq.filled_from
         banned = list(s.stop_token_ids) if s.min_tokens and s.stop_token_ids else [-1]
         ints[self._banned : self._table] = banned + banned[:1] * (MAX_BANNED - len(banned))
         self.put_pages(row, seq)

@@ -23,7 +23,7 @@ from paceline.kernels.move_kv import move_accepted_kv
 from paceline.kernels.noise import noise_ahead, noise_dtype
 from paceline.kernels.positions import tree_nodes
 from paceline.model.decoder import Decoder
-from paceline.rollout.attention import DecodeAttention, PrefillAttention
+from paceline.rollout.attention import DecodeAttention, prefill_attention
 from paceline.rollout.draft_buffer import DraftBuffer
 from paceline.rollout.filters import Filters
 from paceline.rollout.graphs import GraphPool
@@ -88,14 +88,14 @@ class ModelRunner:
     # Prompts
 
     def prefill(self, fills: list[Fill], filters: Filters = Filters.NONE) -> list[PrefillResult]:
-        """Run whole sequences and leave their keys and values in their pages; verify what was written ahead."""
+        """Run sequences, whole or behind what is in their pages, and leave their keys and values there; verify what was
+        written ahead."""
         device = self.model.device
-        size = self.pool.page_size
         lengths = [len(f.tokens) for f in fills]
+        starts = [f.start for f in fills]
         tokens = torch.tensor([t for f in fills for t in f.tokens], device=device)
-        pages = torch.tensor([f.pages[i // size] for f in fills for i in range(len(f.tokens))], device=device)
-        positions = torch.cat([torch.arange(n) for n in lengths]).to(device)
-        attention = PrefillAttention(self.pool, lengths, self.pool.slots(pages, positions % size))
+        positions = torch.cat([torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]).to(device)
+        attention = prefill_attention(self.pool, fills, positions)
         hidden, features = self.model(tokens, positions, attention, taps=self._taps)
         accepted = [NOTHING] * len(fills)
         if any(f.ahead for f in fills):
@@ -109,7 +109,7 @@ class ModelRunner:
             hidden = hidden[index]
             features = None if features is None else features[index]
         last = torch.tensor(lengths, device=device).cumsum(0) - 1
-        kept = [d.prefill(tokens, features, positions, lengths) for d in self.drafters]
+        kept = [d.prefill(tokens, features, positions, lengths, starts) for d in self.drafters]
         each = zip(*kept, strict=True) if kept else [()] * len(fills)
         return [PrefillResult(*parts) for parts in zip(hidden[last], each, accepted, strict=True)]
 

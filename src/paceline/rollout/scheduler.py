@@ -4,6 +4,9 @@ Requests are admitted in order while there are pages for them. The prompt of a g
 are shared, the last, partly filled one is copied for each sample. When pages run out while decoding, the request that
 was admitted last is paused: it loses its pages and waits at the front of the queue; later it is computed again from its
 tokens and goes on exactly as it would have, because a token depends on its position and not on its history.
+
+A request whose turn has ended is suspended until it is told what that led to. Its row and its slot are for others
+meanwhile; its pages stay, so that only what is new has to be computed, unless somebody runs out of pages.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ class Fill:
     """How many of the tokens, at the end, were written ahead and are yet to be verified."""
     row: int = -1
     """Of the owner, if it is a sequence."""
+    start: int = 0
+    """Position of the first of the tokens: those before it are in the pages already."""
 
 
 @dataclass
@@ -58,6 +63,8 @@ class Scheduler:
         self.prefill_tokens = prefill_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # index = row
+        self.suspended: dict[int, Sequence] = {}
+        """By request: those that wait for an observation, the latest last."""
         self.paused = 0
         self.changes = 0
         """Counts changes to the rows other than a token more each: what is derived from them holds while it stands."""
@@ -90,14 +97,19 @@ class Scheduler:
         while self.waiting and len(self.running) < self.max_batch:
             seq = self.waiting[0]
             prefix = self._prefixes.get(seq.request.prompt) if seq.only_prompt else None
-            cost = 0 if prefix else len(seq.tokens) + len(seq.ahead)
+            cost = 0 if prefix else len(seq.tokens) + len(seq.ahead) - seq.cached
             if out.fills and filled + cost > self.prefill_tokens:
                 break
-            if not self._give_pages(seq, prefix, out):
+            given = self._give_pages(seq, prefix, out)
+            while not given and self._lend_pages(seq):
+                given = self._give_pages(seq, prefix, out)
+            if not given:
                 if self.running:
                     break
-                # Nothing runs, so only prompts that wait for the rest of their group hold pages: let go of them.
+                # Nothing runs, so only prompts that wait for the rest of their group hold pages, and the sequence
+                # itself: let go of them.
                 self._drop_prefixes()
+                self._let_go(seq)
                 given = self._give_pages(seq, None, out, share=False)
                 assert given, "submit() checks that a request alone always fits"
             filled += cost
@@ -110,6 +122,14 @@ class Scheduler:
         length = len(seq.tokens) + len(seq.ahead)
         full = length // self.pool.page_size
         spare = self.pool.free - len(self.running)
+        if seq.pages:  # it goes on behind what is in them
+            new = self.pool.needed(length + 1) - len(seq.pages)
+            if new > spare:
+                return False
+            seq.pages += self.pool.take(new)
+            out.fills.append(Fill(seq.tokens[seq.cached :], seq.pages, seq, 0, len(self.running), seq.cached))
+            out.sequences.append(seq)
+            return True
         share = share and seq.only_prompt and (prefix is not None or self._fresh[seq.request.prompt] > 1)
         own = self.pool.needed(length + 1) - (full if share else 0)
         first = share and prefix is None
@@ -135,6 +155,9 @@ class Scheduler:
     def _enter(self, seq: Sequence) -> None:
         if seq.only_prompt:
             self._fresh[seq.request.prompt] -= 1
+        seq.filled_from = seq.cached
+        seq.cached = 0
+        seq.suspended = False
         self._admissions += 1
         seq.admitted = self._admissions
         seq.slot = self._slots.pop()
@@ -171,6 +194,8 @@ class Scheduler:
                 if self._prefixes:
                     self._drop_prefixes()
                     continue
+                if self._lend_pages():
+                    continue
                 self._pause(max(self.running, key=lambda s: s.admitted))
                 if not seq.pages:
                     break
@@ -200,7 +225,7 @@ class Scheduler:
         moves = self.pool.compact()
         if not moves:
             return
-        holders: list[Sequence | Prefix] = [*self.running, *self._prefixes.values()]
+        holders: list[Sequence | Prefix] = [*self.running, *self._keeping_pages(), *self._prefixes.values()]
         for holder in holders:
             holder.pages = [moves.get(page, page) for page in holder.pages]
         for row, seq in enumerate(self.running):
@@ -218,13 +243,52 @@ class Scheduler:
         for seq in sorted(self.running, key=lambda s: -s.admitted):
             self._pause(seq)
 
+    # Between two turns
+
+    def suspend(self, seq: Sequence) -> None:
+        """Its turn has ended. Its row is removed when no round in flight computes it any more."""
+        self.suspended[seq.request.id] = seq
+
+    def resume(self, request_id: int) -> Sequence:
+        """It has been told what its turn led to, and goes on before others begin."""
+        seq = self.suspended.pop(request_id)
+        self.waiting.appendleft(seq)
+        return seq
+
+    def drop(self, request_id: int) -> Sequence:
+        """It ended with its turn."""
+        seq = self.suspended.pop(request_id)
+        seq.suspended = False
+        if seq not in self.running:  # otherwise they go with its row
+            self._let_go(seq)
+        return seq
+
+    def _keeping_pages(self) -> list[Sequence]:
+        """Sequences that keep pages without running."""
+        return [s for s in (*self.waiting, *self.suspended.values()) if s.pages and s not in self.running]
+
+    def _lend_pages(self, asking: Sequence | None = None) -> bool:
+        """Have a sequence that waits, for an observation rather than for its row, let go of its pages, if one that is
+        not `asking` keeps any: the one that has waited least, which is the last to go on. No round is in flight."""
+        keeping = [seq for seq in self._keeping_pages() if seq is not asking]
+        if keeping:
+            self._let_go(keeping[-1])
+        return bool(keeping)
+
+    def _let_go(self, seq: Sequence) -> None:
+        """Of its pages: it will be computed again."""
+        self.pool.release(seq.pages)
+        seq.pages = []
+        seq.cached = 0
+
     def remove(self, row: int) -> Sequence:
-        """Take a sequence out of the batch and free its pages."""
+        """Take a sequence out of the batch and free its pages; if it is suspended, those without tokens."""
         seq = self.running[row]
         last = len(self.running) - 1
         self._slots.append(seq.slot)
-        self.pool.release(seq.pages)
-        seq.pages = []
+        kept = self.pool.needed(seq.cached) if seq.suspended else 0
+        self.pool.release(seq.pages[kept:])
+        seq.pages = seq.pages[:kept]
         self.running[row] = self.running[last]
         self.running.pop()
         self.rows.drop(row, last)
@@ -240,6 +304,9 @@ class Scheduler:
         """Forget every request, wherever it is."""
         while self.running:
             self.remove(len(self.running) - 1)
+        for seq in self._keeping_pages():
+            self._let_go(seq)
+        self.suspended.clear()
         self.waiting.clear()
         self._fresh.clear()
         self._drop_prefixes()

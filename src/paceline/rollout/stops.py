@@ -39,5 +39,5 @@ def _has_stop_string(seq: Sequence, decode: Decode | None) -> bool:
     # A character takes at most four bytes and a token holds at least one, so this window covers any stop string
     # that the last token can complete.
     window = 4 * max(len(text) for text in seq.request.sampling.stop) + 4
-    text = decode(seq.tokens[-min(window, seq.generated) :])
+    text = decode(seq.tokens[-min(window, seq.turn_length) :])  # of this turn: what was observed stops nothing
     return any(stop in text for stop in seq.request.sampling.stop)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from paceline.core import Completion, Request
+    from paceline.core import Completion, Observation, Request, Turn
     from paceline.rollout.stats import EngineStats, RoundRecord
 
 
@@ -49,6 +49,16 @@ class WorkerEngine(Protocol):
     @property
     def unfinished(self) -> int:
         """Requests."""
+
+    @property
+    def runnable(self) -> int:
+        """Those of them that do not wait for an observation."""
+
+    def take_turns(self) -> list[Turn]:
+        """Of requests that act: turns that have ended since this was asked last."""
+
+    def observe(self, observation: Observation) -> Completion | None:
+        """What a turn has led to -> the completion, if it ends with the turn."""
 
     @property
     def waiting(self) -> int:

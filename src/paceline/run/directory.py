@@ -8,6 +8,7 @@ moment leaves it usable: whole files are written aside and renamed, lines are ap
     RUN/metrics.jsonl                one line per step
     RUN/samples.jsonl                some completions of each step
     RUN/answers.jsonl                length, reward and worker of every completion
+    RUN/turns.jsonl                  what environments and tools returned
     RUN/decisions.jsonl              orders to workers: assign, release, train or stop, and why
     RUN/evaluations.jsonl            the reward of every answer of each evaluation
     RUN/evaluation_samples.jsonl     some of those answers
@@ -57,7 +58,7 @@ LOGS = (
     "evaluations.jsonl", "evaluation_samples.jsonl",
 )  # fmt: skip
 CONFIG = "config.yaml"
-ADDED = ("eval",)  # sections that runs of earlier versions do not have
+ADDED = ("eval", "environment")  # sections that runs of earlier versions do not have
 MADE_AT_START = (CONFIG, DECIDED, CHANGES, INDEX, "timeline.json", "rewards.log", "workers.log", "errors.log", LOCK)
 
 

@@ -63,6 +63,10 @@ def with_absolute_paths(config: Config) -> Config:
         "model": {"path": _absolute(config.model.path) if config.model.path != "embedded" else "embedded"},
         "task": {"name": _absolute_data(config.task.name)},
         "reward": {"functions": functions},
+        "environment": {
+            "name": _absolute_function(config.environment.name) if config.environment.name else None,
+            "tools": [_absolute_function(name) for name in config.environment.tools],
+        },
         "eval": {"task": _absolute_data(config.eval.task) if config.eval.task else None, "functions": evaluated},
     }
     if config.speculation.drafter not in (None, "auto", "new", "none"):
@@ -88,7 +92,7 @@ def _absolute_data(name: str) -> str:
 
 
 def _absolute_part(name: str) -> str:
-    if name.startswith(("hub:", "gym:")) or name == "countdown":
+    if name.startswith(("hub:", "gym:", "grid:")) or name == "countdown":
         return name
     if _matches(name):
         return os.path.abspath(name)
@@ -118,8 +122,9 @@ def _files(config: Config) -> Iterator[tuple[str, bool]]:
     names = [config.task.name] if os.path.lexists(config.task.name) else config.task.name.split(",")
     for file in (file for name in names for file in _matches(name)):
         yield file, False
-    for one in config.reward.functions:
-        module = one.function.rpartition(":")[0]
+    named = [one.function for one in config.reward.functions] + [*config.environment.tools]
+    for name in [*named, *([config.environment.name] if config.environment.name else [])]:
+        module = name.rpartition(":")[0]
         if module.endswith(".py"):
             yield module, True
 
@@ -173,13 +178,23 @@ def check_sources(folder: Path, config: Config) -> SourceCheck:
 
 
 def with_stand_ins(config: Config, stand_ins: dict[str, str]) -> Config:
-    """Reward functions by the copies of files that have gone."""
-    functions = []
-    for one in config.reward.functions:
-        module, _, function = one.function.rpartition(":")
-        functions.append(one.model_copy(update={"function": f"{stand_ins.get(module, module)}:{function}"}))
-    kept = functions if stand_ins else config.reward.functions
-    return config.model_copy(update={"reward": config.reward.model_copy(update={"functions": kept})})
+    """Reward functions, environments and tools by the copies of files that have gone."""
+    if not stand_ins:
+        return config
+
+    def stand_in(name: str) -> str:
+        module, colon, function = name.rpartition(":")
+        return f"{stand_ins.get(module, module)}{colon}{function}"
+
+    functions = [one.model_copy(update={"function": stand_in(one.function)}) for one in config.reward.functions]
+    e = config.environment
+    names = {"name": stand_in(e.name) if e.name else None, "tools": [stand_in(name) for name in e.tools]}
+    return config.model_copy(
+        update={
+            "reward": config.reward.model_copy(update={"functions": functions}),
+            "environment": e.model_copy(update=names),
+        }
+    )
 
 
 def _copy_of(name: str, folder: Path, digest: str) -> Path:

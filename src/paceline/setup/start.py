@@ -31,6 +31,7 @@ from paceline.run import Progress, Run
 from paceline.run.records import StepRecorder
 from paceline.run.saver import stopped
 from paceline.setup.build import make_sampling
+from paceline.setup.conversations import make_conversations
 from paceline.setup.decide import decide, decide_for_device, kept_settings
 from paceline.setup.device import choose_device
 from paceline.setup.engines import check_foreign, is_own, read_policy_config
@@ -39,9 +40,10 @@ from paceline.setup.objective import objective_line
 from paceline.setup.resume import Resumption
 from paceline.spot.versions import Versions
 from paceline.tasks import Task, make_task
+from paceline.tasks.environments.conversations import Conversations
 from paceline.tasks.prompts import PromptStream
 from paceline.tasks.reward_pool import RewardPool
-from paceline.tasks.rewards import Reward
+from paceline.tasks.rewards import ENVIRONMENT, Reward
 from paceline.tasks.tasks import choose_style, reworded
 
 
@@ -63,6 +65,8 @@ class StartedRun:
     has_drafter: bool
     """A neural one, which can be trained."""
     evaluator: Evaluator | None
+    conversations: Conversations | None = None
+    """Where completions have turns."""
 
 
 def start_run(
@@ -122,6 +126,10 @@ def _start(
         read_records(run.folder)  # what is damaged is better found now
     progress = run.restore()
     resumption.check_steps(progress, config.steps)
+    talks = make_conversations(resumption.with_rewards(config), tokenizer, style, run.folder, progress.step)
+    if talks:
+        undo.callback(talks.close)
+    prepare = talks.prepare if talks else None
     sampling = make_sampling(config, tokenizer.eos_ids)
     cluster = make_cluster(config, run, view.note)
     undo.callback(cluster.close)
@@ -136,7 +144,7 @@ def _start(
         facts = cluster.start()
     if progress.tuner:
         cluster.restore_tuner(progress.tuner)
-    prompts = PromptStream(task, tokenizer, sampling, config, facts.max_length, view.say)
+    prompts = PromptStream(task, tokenizer, sampling, config, facts.max_length, view.say, prepare)
     first = prompts.group(0)  # a prompt that cannot work is better found now
     view.loading("the reward functions")
     pool.ready()
@@ -145,8 +153,9 @@ def _start(
     view.say(objective_line(config, facts.max_length, len(first.prompt)))
     evaluator = None
     if eval_task:
-        eval_set = make_eval_set(eval_task, tokenizer, sampling, config, facts.max_length)
-        evaluator = Evaluator(config, eval_set, eval_pool, eval_pool is pool, cluster, tokenizer, stopping, view.note)
+        eval_set = make_eval_set(eval_task, tokenizer, sampling, config, facts.max_length, prepare)
+        shared = eval_pool is pool
+        evaluator = Evaluator(config, eval_set, eval_pool, shared, cluster, tokenizer, stopping, view.note, talks)
         eval_pool.ready()
     log = config.log
     return StartedRun(
@@ -161,6 +170,7 @@ def _start(
         MetricsLog(run.folder, log.tensorboard, log.wandb, log.trackio, config.model_dump()),
         facts.has_drafter,
         evaluator,
+        talks,
     )
 
 
@@ -203,7 +213,10 @@ def make_rewards(config: Config, task: Task, given: Sequence[Reward] | None, log
     r = config.reward
     functions: Sequence[Reward] | list[tuple[str, float]] = given or [(f.function, f.weight) for f in r.functions]
     own = None if functions else task.reward
-    if not functions and own is None:
+    given_by = [name for name in (own, ENVIRONMENT if config.environment.name else None) if name is not None]
+    if not functions and not given_by:
         raise UserError(f"the data set {task.name} brings no reward of its own: name one in reward.functions")
     per = {f.function: f.per for f in r.functions if f.per is not None}
-    return RewardPool(functions or [(str(own), 1.0)], r.workers, r.timeout_s, log, r.start_timeout_s, per)
+    return RewardPool(
+        functions or [(name, 1.0) for name in given_by], r.workers, r.timeout_s, log, r.start_timeout_s, per
+    )

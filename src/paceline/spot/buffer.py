@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.core import Spans, moved
 from paceline.errors import UserError
 from paceline.spot.partition import BufferEntry, Partition, by_hash
 from paceline.spot.samples import FeatureSample, copy_to_host
@@ -82,10 +83,12 @@ class SpotBuffer:
         self.offered = 0
         self._complete = True
 
-    def reserve(self, tokens: Sequence[int] | Tensor, prompt: int, width: int) -> BufferEntry | None:
-        """Set bytes aside for an answer, its prompt before it, with `width` bytes of features and hidden states
-        per token -> None if it is not kept. What is larger than the capacity is kept as far as it fits; what has no
-        token to learn from then, not at all."""
+    def reserve(
+        self, tokens: Sequence[int] | Tensor, prompt: int, width: int, observed: Spans = ()
+    ) -> BufferEntry | None:
+        """Set bytes aside for an answer, its prompt before it, with `width` bytes of features and hidden states per
+        token, of which nothing is learned about those that were `observed` -> None if it is not kept. What is larger
+        than the capacity is kept as far as it fits; what has no token to learn from then, not at all."""
         self.seen += 1
         self.offered += 1
         stored = torch.as_tensor(tokens, dtype=torch.int32, device="cpu")
@@ -96,7 +99,8 @@ class SpotBuffer:
         fits = min(len(stored), partition.max_bytes // each)
         if fits <= prompt:
             return None
-        entry = BufferEntry(stored[:fits], prompt, len(stored), fits * each, rank, held_out)
+        spans = moved(observed, 0, fits)
+        entry = BufferEntry(stored[:fits], prompt, len(stored), fits * each, rank, held_out, spans)
         if not self._take(entry):
             return None
         entry.tokens = copy_to_host(entry.tokens)
@@ -124,7 +128,7 @@ class SpotBuffer:
         size = sum(t[:count].numel() * t.element_size() for t in (entry.tokens, features, hidden))
         assert size == entry.bytes, "reserved for tensors of another width"
         features, hidden = (copy_to_host(t[:count]) for t in (features, hidden))
-        entry.sample = FeatureSample(entry.tokens, entry.prompt, features, hidden, entry.held_out)
+        entry.sample = FeatureSample(entry.tokens, entry.prompt, features, hidden, entry.held_out, entry.observed)
 
     def give_back(self, entry: BufferEntry) -> None:
         """Nobody will fill it."""
@@ -135,7 +139,7 @@ class SpotBuffer:
     def put(self, sample: FeatureSample) -> bool:
         """Keep an answer of which everything is known -> whether it is kept."""
         width = sum(t[0].numel() * t.element_size() for t in (sample.features, sample.hidden))
-        entry = self.reserve(sample.tokens, sample.prompt, width)
+        entry = self.reserve(sample.tokens, sample.prompt, width, sample.observed)
         if entry is None:
             return False
         self.fill(entry, sample.features, sample.hidden)

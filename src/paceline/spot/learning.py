@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.core import Spans, moved
 from paceline.draft.eagle.loss import read_sequences, suitable_rate
 from paceline.draft.eagle.trainer import TrainSettings
 from paceline.spot.buffer import SpotBuffer
@@ -65,7 +66,7 @@ class DrafterLearning:
         """What was trained since the rollout began."""
         self._reader = reader
         self._steps: Iterator[TrainingStats] | None = None  # over what is in the buffer
-        self._finished: list[tuple[list[int], int]] = []  # answers that the buffer was not asked about yet
+        self._finished: list[tuple[list[int], int, Spans]] = []  # answers that the buffer was not asked about yet
         self._unread: list[BufferEntry] = []  # reserved, longest last
         self._entries: dict[int, BufferEntry] = {}  # of answers that the learner runs the policy over
         self._width = (drafter.fc.shape[1] + drafter.policy.config.hidden_size) * drafter.policy.dtype.itemsize
@@ -84,10 +85,12 @@ class DrafterLearning:
             self._finished.clear()
             self._unread.clear()
 
-    def finished(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
-        """An answer is there; the policy runs over it when there is time."""
+    def finished(self, prompt: Sequence[int], tokens: Sequence[int], observed: Spans = ()) -> None:
+        """An answer is there; the policy runs over it when there is time. Nothing is learned about those of its tokens
+        that were `observed`."""
         if self.in_tail:
-            self._finished.append(([*prompt, *tokens], len(prompt)))
+            spans = moved(observed, len(prompt), len(prompt) + len(tokens))
+            self._finished.append(([*prompt, *tokens], len(prompt), spans))
 
     def step(self) -> bool:
         """Read some answers, or train once, either for no longer than the set time -> whether there was anything."""
@@ -130,14 +133,21 @@ class DrafterLearning:
             return
         self._steps = None  # they hold references to what is evicted
         self._finished.sort(key=lambda answer: -len(answer[0]))
-        reserved = [self.buffer.reserve(tokens, prompt, self._width) for tokens, prompt in self._finished]
+        reserved = [self.buffer.reserve(tokens, prompt, self._width, spans) for tokens, prompt, spans in self._finished]
         self._finished.clear()
         self._unread += [entry for entry in reserved if entry is not None]
         self._unread.sort(key=len)
 
-    def begin_update(self, lengths: Sequence[int], answers: Mapping[int, PromptAndAnswer], first: bool) -> None:
+    def begin_update(
+        self,
+        lengths: Sequence[int],
+        answers: Mapping[int, PromptAndAnswer],
+        first: bool,
+        observed: Mapping[int, Spans] | None = None,
+    ) -> None:
         """The learner is about to run the policy over these answers, by their index, of a step that has answers of
-        those lengths; for the first time in this step, or for more of them. Can be repeated."""
+        those lengths; for the first time in this step, or for more of them. Of some, positions were `observed`. Can be
+        repeated."""
         self._steps = None  # they hold references to what is evicted
         if first:
             self.buffer.begin_again()  # all that this step has read comes again
@@ -152,7 +162,7 @@ class DrafterLearning:
             if len(tokens) - prompt < shortest:
                 self.buffer.offered += 1
                 continue
-            entry = self.buffer.reserve(tokens, prompt, self._width)
+            entry = self.buffer.reserve(tokens, prompt, self._width, (observed or {}).get(index, ()))
             if entry is not None:
                 self._entries[index] = entry
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from paceline.core import Spans
     from paceline.spot.samples import FeatureSample
 
 
@@ -25,6 +26,8 @@ class BufferEntry:
     hash: int
     """Of the tokens: says nothing about the length."""
     held_out: bool
+    observed: Spans = ()
+    """Which of the tokens the policy did not draw."""
     sample: FeatureSample | None = None
     """What the bytes were reserved for, once it is computed."""
     evicted: bool = False

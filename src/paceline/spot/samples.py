@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from paceline.core import Spans, moved
 from paceline.draft.eagle.loss import PackedSequences, before_completions
 
 
@@ -23,6 +24,8 @@ class FeatureSample:
     features: Tensor  # [n, taps * hidden]
     hidden: Tensor  # [n, hidden], from which the policy draws the next token
     held_out: bool = False
+    observed: Spans = ()
+    """Which of the tokens the policy did not draw."""
 
     @property
     def bytes(self) -> int:
@@ -34,7 +37,8 @@ class FeatureSample:
     def part(self, first: int, last: int, prompt: int) -> FeatureSample:
         """The tokens [first, last), in the same memory."""
         tokens, features, hidden = (t[first:last] for t in (self.tokens, self.features, self.hidden))
-        return replace(self, tokens=tokens, prompt=prompt, features=features, hidden=hidden)
+        observed = moved(self.observed, -first, last - first)
+        return replace(self, tokens=tokens, prompt=prompt, features=features, hidden=hidden, observed=observed)
 
     def on_host(self) -> FeatureSample:
         """In memory of its own: a part of something larger would keep all of it."""
@@ -86,5 +90,5 @@ def lay_out(samples: list[FeatureSample], pin: bool = False) -> PackedSequences:
         positions=joined([torch.arange(len(s)) for s in samples]),
         features=joined([s.features for s in samples]),
         hidden=joined([s.hidden for s in samples]),
-        learn=before_completions([len(s) for s in samples], [s.prompt for s in samples]),
+        learn=before_completions([len(s) for s in samples], [s.prompt for s in samples], [s.observed for s in samples]),
     )

@@ -35,6 +35,11 @@ def math_match(completions: list[Any], **columns: Any) -> list[float | None]:
     return [math_score(text_of(completions[0]), expected(columns))]
 
 
+def environment_reward(environment_reward: list[float | None], completions: list[Any], **_: Any) -> list[float | None]:
+    """What the environment gave over all turns, no opinion if it gave nothing."""
+    return environment_reward
+
+
 def import_math_verify() -> Any:
     try:
         import math_verify

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from paceline.core import Group, Request, SamplingParams
+from paceline.core import Group, Request, Sample, SamplingParams
 from paceline.errors import UserError
 from paceline.tasks.overlong import PromptLimit
 from paceline.tasks.sample import Task
@@ -30,13 +30,16 @@ class PromptStream:
         config: Config,
         max_length: int,
         say: Callable[[str], None] = lambda text: None,
+        prepare: Callable[[Sample], Sample] | None = None,
     ):
-        """`max_length` is the engine's: tokens of prompt and completion. `say` shows a line to the user."""
+        """`max_length` is the engine's: tokens of prompt and completion. `say` shows a line to the user. `prepare` has
+        an environment make the prompt, where completions have turns."""
         self.task = task
         self.tokenizer = tokenizer
         self.sampling = sampling
         self.samples = config.rollout.samples
         self.seed = config.seed
+        self._prepare = prepare
         self._peeked: dict[int, Group] = {}
         self.limit = PromptLimit(config.task, max_length - 1, tokenizer, task, say)
 
@@ -58,6 +61,7 @@ class PromptStream:
         those of data sets were left out before."""
         for skipped in range(MAX_SKIPPED):
             sample = self.task.sample(index + skipped)
+            sample = self._prepare(sample) if self._prepare else sample
             tokens = self.limit.encode(sample.prompt, sample.where)
             if len(tokens) <= self.limit.most:
                 return Group(sample, tuple(tokens))
@@ -71,7 +75,8 @@ class PromptStream:
 
     def requests(self, index: int, group: Group) -> list[Request]:
         first = index * self.samples
-        return [Request(first + k, group.prompt, self.sampling, self.seed) for k in range(self.samples)]
+        acts = self._prepare is not None
+        return [Request(first + k, group.prompt, self.sampling, self.seed, acts) for k in range(self.samples)]
 
     def index_of(self, request_id: int) -> int:
         return request_id // self.samples

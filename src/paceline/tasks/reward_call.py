@@ -41,7 +41,10 @@ class FinishedAnswer:
     request_id: int
     sample: Sample
     text: str
+    """Of a conversation, its last turn."""
     tokens: list[int]
+    messages: list[dict[str, Any]] | None = None
+    """A conversation, from the first turn on."""
 
 
 @dataclass

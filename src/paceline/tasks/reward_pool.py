@@ -17,6 +17,7 @@ from paceline.core import Sample
 from paceline.errors import UserError
 from paceline.files.reading import shorten
 from paceline.process.child import Ended, Mailbox, Said
+from paceline.tasks.environments.protocol import Messages
 from paceline.tasks.reward_call import FinishedAnswer, Per, RewardCall
 from paceline.tasks.reward_errors import RewardErrors
 from paceline.tasks.reward_process import Imported, RewardDone, RewardProcess, RewardResult, try_rewards
@@ -70,11 +71,18 @@ class RewardPool:
         return self._queue.open
 
     def submit(
-        self, request_id: int, sample: Sample, text: str, tokens: list[int], group: int | None = None, size: int = 1
+        self,
+        request_id: int,
+        sample: Sample,
+        text: str,
+        tokens: list[int],
+        group: int | None = None,
+        size: int = 1,
+        messages: Messages | None = None,
     ) -> None:
         """`group` is a number for the completions of a prompt, of which `size` are going to be submitted; without it
-        the completion is alone."""
-        answer = FinishedAnswer(request_id, sample, text, tokens)
+        the completion is alone. Of a conversation `text` is the last turn, and `messages` are all of it."""
+        answer = FinishedAnswer(request_id, sample, text, tokens, messages)
         self._queue.add(answer, -1 - request_id if group is None else group, 1 if group is None else size)
         self._feed()
 

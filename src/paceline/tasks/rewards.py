@@ -9,25 +9,25 @@ the plural, which returns a list of those.
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
 from paceline.files.reading import shorten
 from paceline.tasks import builtin, countdown, data_sources
 from paceline.tasks.forecast import task as forecast
+from paceline.tasks.grid import task as grid
+from paceline.tasks.imports import import_named
 from paceline.tasks.reward_call import PER, FinishedAnswer, Per, RewardLog
 from paceline.tasks.reward_errors import BadReward
 
+ENVIRONMENT = "environment"
+"""The reward that an environment gives, by name."""
 MAX_SHOWN = 200  # characters of what a function returned, in a sentence
 
 Calls = Callable[[Sequence[FinishedAnswer], RewardLog], Sequence[Any]]
@@ -51,6 +51,8 @@ def load_reward(name: str, weight: float = 1.0, per: Per | None = None) -> Rewar
         "math": builtin.math_match,
         "gym": builtin.gym_score,
         "forecast": forecast.reward,
+        "grid": grid.reward,
+        ENVIRONMENT: builtin.environment_reward,
         data_sources.NAME: data_sources.score,
     }
     if name == "math":
@@ -110,36 +112,13 @@ def total(rewards: list[tuple[str, float]], values: dict[str, float]) -> float:
 
 
 def _import(name: str, known: list[str]) -> Callable[..., Any]:
-    module_name, colon, attribute = name.rpartition(":")
-    if not colon or not module_name or not attribute:
+    module, colon, attribute = name.rpartition(":")
+    if not colon or not module or not attribute:
         raise UserError(
             f"no reward is called '{name}': use {', '.join(known)}, or your own as module:function or file.py:function"
         )
-    try:
-        is_file = module_name.endswith(".py")
-        module = _import_file(Path(module_name)) if is_file else importlib.import_module(module_name)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as err:  # a module can fail in any way while it is imported
-        reason = shorten(f"{type(err).__name__}: {err}", MAX_SHOWN)
-        raise UserError(f"the reward '{name}' cannot be imported: {reason}") from err
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        raise UserError(f"{module_name} has no function '{attribute}', which the reward '{name}' names")
+    function: Callable[..., Any] = import_named(name, "the reward")
     return function
-
-
-def _import_file(path: Path) -> Any:
-    path = path.expanduser().resolve()
-    if not path.is_file():
-        raise UserError(f"no file at {path}, where a reward function should be")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent))  # so that it can import its neighbours
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _adapt(function: Callable[..., Any], name: str) -> tuple[Calls, bool]:
@@ -214,6 +193,8 @@ def _call_trl(
 def _as_messages(answer: FinishedAnswer) -> Any:
     if isinstance(answer.sample.prompt, str):
         return answer.text
+    if answer.messages is not None:
+        return answer.messages
     return [{"role": "assistant", "content": answer.text}]
 
 

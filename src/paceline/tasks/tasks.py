@@ -10,6 +10,7 @@ from paceline.tasks.countdown import Countdown, Style
 from paceline.tasks.data_files import find_files, read_files
 from paceline.tasks.datasets import DataSet
 from paceline.tasks.forecast import Forecast
+from paceline.tasks.grid import Grid
 from paceline.tasks.gym import Gym
 from paceline.tasks.hub import HubName, find_folder, read_hub
 from paceline.tasks.sample import Task
@@ -31,6 +32,8 @@ def make_task(config: TaskConfig, seed: int, style: Style) -> Task:
         return Gym(name.removeprefix("gym:"), config.options, style, seed)
     if name.startswith("forecast:"):
         return Forecast(name.removeprefix("forecast:"), config.options, style, config.split, config.shuffle, seed)
+    if name.startswith("grid:"):
+        return Grid(name.removeprefix("grid:"), config.options, config.difficulty, style, config.split, seed)
     wording = Wording.of(config, style)
     hub = HubName.parse(name.removeprefix("hub:")) if name.startswith("hub:") else find_folder(name)
     if hub is not None:
@@ -41,7 +44,7 @@ def make_task(config: TaskConfig, seed: int, style: Style) -> Task:
     files = find_files(name)
     if files is None:
         raise UserError(
-            f"task.name = '{shorten(name, 200)}' is not a task: use countdown, gym:NAME, forecast:NAME, "
+            f"task.name = '{shorten(name, 200)}' is not a task: use countdown, gym:NAME, forecast:NAME, grid:NAME, "
             "hub:OWNER/NAME, a .jsonl, .json or .parquet file, or a folder with a data set"
         )
     if config.streaming:

@@ -118,14 +118,18 @@ class EagleDrafter(DeviceDrafter):
 
     # What the policy's passes leave
 
-    def prefill(self, tokens: Tensor, features: Tensor | None, positions: Tensor, lengths: list[int]) -> list[Any]:
-        """Make the entries of whole sequences: each token with the features of the one before it."""
+    def prefill(
+        self, tokens: Tensor, features: Tensor | None, positions: Tensor, lengths: list[int], starts: list[int]
+    ) -> list[Any]:
+        """Make the entries of sequences: each token with the features of the one before it. The first one of a sequence
+        that goes on has none, and what was before it is forgotten."""
         assert features is not None, "it uses features"
-        before = features.roll(1, 0).masked_fill(positions[:, None] == 0, 0)
+        ends = torch.tensor(lengths, device=tokens.device).cumsum(0)
+        before = features.roll(1, 0).index_fill(0, (ends - torch.tensor(lengths, device=tokens.device)), 0)
         attention = TailAttention(lengths, tokens.device, self.cache.window)
         self.model(tokens, self.model.fuse(before), positions, attention)
-        last = torch.tensor(lengths, device=tokens.device).cumsum(0) - 1
-        return [PrefillState(*parts) for parts in zip(features[last], attention.tails, lengths, strict=True)]
+        reached = [start + length for start, length in zip(starts, lengths, strict=True)]
+        return [PrefillState(*parts) for parts in zip(features[ends - 1], attention.tails, reached, strict=True)]
 
     def take_prefill(self, rows: RowsView, slots: list[int], kept: list[Any], tokens: Tensor) -> None:
         features = torch.stack([state.features for state in kept])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,9 @@ from torch import Tensor
 from paceline.draft.eagle.model import EagleModel
 from paceline.model.attention import PackedAttention
 from paceline.model.decoder import Decoder
+
+if TYPE_CHECKING:
+    from paceline.core import Spans
 
 T = TypeVar("T")
 BLOCK = 256
@@ -52,11 +55,14 @@ def read_sequences(drafter: EagleModel, answers: list[tuple[list[int], int]]) ->
     return PackedSequences(tokens, positions, features, hidden, learn)
 
 
-def before_completions(lengths: list[int], prompts: list[int]) -> Tensor:
-    """bool [N] for sequences end to end: whether the token behind is part of the completion."""
+def before_completions(lengths: list[int], prompts: list[int], observed: Sequence[Spans] | None = None) -> Tensor:
+    """bool [N] for sequences end to end: whether the token behind is part of the completion, and none of those that the
+    policy has `observed`, which it did not draw."""
     parts = [torch.zeros(length, dtype=torch.bool) for length in lengths]
-    for part, prompt in zip(parts, prompts, strict=True):
+    for part, prompt, spans in zip(parts, prompts, observed or [()] * len(parts), strict=True):
         part[max(0, prompt - 1) : -1] = True
+        for first, last in spans:
+            part[max(0, first - 1) : last - 1] = False
     return torch.cat(parts)
 
 

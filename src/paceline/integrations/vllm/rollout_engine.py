@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from paceline.core import Completion, Request
+from paceline.core import Completion, Observation, Request, Turn
 from paceline.draft.strategy import PLAIN, Strategy
 from paceline.errors import Sentence, UserError
 from paceline.integrations.vllm.drafter_folder import DrafterFolder
@@ -135,6 +135,16 @@ class VllmEngine:
     @property
     def unfinished(self) -> int:
         return len(self._waiting) + len(self._in_flight)
+
+    @property
+    def runnable(self) -> int:
+        return self.unfinished
+
+    def take_turns(self) -> list[Turn]:
+        return []
+
+    def observe(self, observation: Observation) -> Completion | None:
+        raise AssertionError("requests that act are refused before (setup/conversations.py)")
 
     @property
     def waiting(self) -> int:
