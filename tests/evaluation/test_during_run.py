@@ -207,7 +207,7 @@ def test_drafters_do_not_learn_from_evaluations(tmp_path, monkeypatch):
     monkeypatch.setattr(
         DrafterLearning,
         "finished",
-        lambda self, prompt, tokens: (seen.append(tuple(prompt)), plain(self, prompt, tokens)),
+        lambda self, prompt, *rest: (seen.append(tuple(prompt)), plain(self, prompt, *rest)),
     )
     words = [*EVAL, "steps=1", "spot.when=update", "speculation.drafter=new"]
     trainer = make(tmp_path / "run", *words)
