@@ -51,6 +51,14 @@ PHASES: dict[str, tuple[type, str]] = {
 }
 
 
+MOMENTS = [
+    pytest.param(phase, after, id=f"{phase} {'ends' if after else 'begins'}", marks=[pytest.mark.soak] * soak)
+    for i, phase in enumerate(PHASES)
+    for after, soak in ((i % 2 == 0, 0), (i % 2 == 1, 1))
+]
+"""Of each phase the beginning or the end; the other one in the long form."""
+
+
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """A signal that nobody takes fails the test instead of ending all tests; whatever is set is put back."""
@@ -98,8 +106,7 @@ def undisturbed(tmp_path_factory) -> list[dict]:
     return rows(run)
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["begins", "ends"])
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(("phase", "after"), MOMENTS)
 def test_sigterm_in_each_phase(phase, after, undisturbed, tmp_path):
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:

@@ -12,12 +12,14 @@ STEPS = 3
 SHORT = [
     (2, "local", "adaptive", "tail"),
     (4, "local", "plain", "off"),
-    (3, "local", "adaptive", "both"),
 ]
 LONG = [
-    (workers, backend, mode, "update" if spot == "tail" and workers == 1 else spot)
-    for workers, backend, mode, spot in product((1, 2, 4), ("local", "ray"), ("adaptive", "plain"), ("tail", "off"))
-    if not (mode == "plain" and spot == "tail")
+    (3, "local", "adaptive", "both"),
+    *(
+        (workers, backend, mode, "update" if spot == "tail" and workers == 1 else spot)
+        for workers, backend, mode, spot in product((1, 2, 4), ("local", "ray"), ("adaptive", "plain"), ("tail", "off"))
+        if not (mode == "plain" and spot == "tail")
+    ),
 ]
 
 
