@@ -56,6 +56,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-6)
     parser.add_argument("--micro-tokens", type=int, default=8448)
     parser.add_argument("--explain", type=int, default=2, help="differences per step that are explained")
+    parser.add_argument("--strategies", action="store_true", help="print what each adaptive rollout was decoded with")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting")
     return parser.parse_args()
@@ -111,6 +112,7 @@ def measure(args: argparse.Namespace, config: Config) -> dict[str, Any]:
     ready = time.time() - STARTED
     print(f"ready after {ready:.1f} s", flush=True)
     rounds: dict[str, list[RoundRecord]] = {PLAIN_MODE: [], ADAPTIVE_MODE: []}
+    strategies = []
     try:
         for _ in range(config.steps):
             trainer.step()
@@ -118,6 +120,9 @@ def measure(args: argparse.Namespace, config: Config) -> dict[str, Any]:
                 some.extend(trainer.rounds[mode] if len(trainer.steps) > WARM_UP else ())
             gc.collect()
             print(line_of(len(trainer.steps), trainer.steps[-1]), flush=True)
+            strategies.append(by_strategy(trainer.rounds[ADAPTIVE_MODE]))
+            if args.strategies:
+                print("         " + ", ".join(f"{name} {n} in {s:.2f} s" for name, (n, s) in strategies[-1].items()))
             if args.seconds and time.time() - STARTED > args.seconds and len(trainer.steps) > WARM_UP:
                 break
     finally:
@@ -133,7 +138,7 @@ def measure(args: argparse.Namespace, config: Config) -> dict[str, Any]:
         "ready_s": round(ready, 1),
         "plan_gb": {name: float(gb(size)) for name, size in trainer.plan.parts.items()} if trainer.plan else None,
         "peak_gb": round(torch.cuda.max_memory_reserved() / 1e9, 1) if cuda else None,
-        "rows": [row_of(s) for s in trainer.steps],
+        "rows": [row_of(s) | {"strategies": used} for s, used in zip(trainer.steps, strategies, strict=True)],
     }
     print_summary(result)
     return result
@@ -229,6 +234,16 @@ def update_speed(steps: list[ComparedStep], weights: int, rate: float) -> dict[s
         "product_flop_s": rate,
         "share": round(reached / rate, 3),
     }
+
+
+def by_strategy(rounds: list[RoundRecord]) -> dict[str, tuple[int, float]]:
+    """Rounds of an adaptive rollout and their seconds, with all sequences and with fewer, by strategy; most first."""
+    most = max((r.batch for r in rounds), default=0)
+    found: dict[str, list[float]] = defaultdict(list)
+    for r in rounds:
+        found[f"{r.strategy} {'with all' if r.batch == most else 'with fewer'}"].append(r.seconds)
+    ordered = sorted(found.items(), key=lambda item: -sum(item[1]))
+    return {name: (len(seconds), round(sum(seconds), 4)) for name, seconds in ordered}
 
 
 def by_requests(rounds: dict[str, list[RoundRecord]], steps: int) -> list[dict[str, Any]]:
