@@ -22,6 +22,10 @@ CASES = {
 }
 
 
+SHORT = ("ray", "math_verify", "mcp", "wandb")
+"""One of each kind of what needs a package; each takes a start of Python with torch."""
+
+
 def without(package: str, folder: Path, *command: str) -> subprocess.CompletedProcess:
     """Run Python where this package cannot be imported, in processes that it starts neither."""
     missing = folder / "missing"
@@ -32,7 +36,7 @@ def without(package: str, folder: Path, *command: str) -> subprocess.CompletedPr
     return subprocess.run([sys.executable, *command], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize("package", CASES)
+@pytest.mark.parametrize("package", [p if p in SHORT else pytest.param(p, marks=pytest.mark.soak) for p in CASES])
 def test_a_run_without_an_optional_package(package, tmp_path):
     extra, settings = CASES[package]
     small = ["steps=1", "rollout.prompts=2", "rollout.samples=2", "rollout.max_tokens=16"]
