@@ -26,7 +26,7 @@ RATED = (30,)
 """Cases whose own ratings hold."""
 LIMITS = {14: (2.6, 0.05), 30: (1.05, 0.045), 57: (2.6, 0.11), 118: (2.4, 0.04)}
 """Of each case: how many times its current in the base flow a branch may carry, and how far, in per unit, the voltage
-of a bus may be from that in the base flow. About a quarter of the outages that are asked about break one."""
+of a bus may be from that in the base flow. A fifth to two fifths of the outages that are asked about break one."""
 FLOOR = 0.5
 COLLAPSE = 200.0
 """Percent: a power flow without a solution counts as a loading of this, and a loading above it as this."""
