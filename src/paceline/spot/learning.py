@@ -61,7 +61,8 @@ class DrafterLearning:
             eval_tokens=max(MIN_EVAL_TOKENS, EVAL_TOKENS // workers),
             anneal=None if warm else ANNEAL_STEPS,
         )
-        training = TrainSettings(lr=rate, grow=not warm, loss=config.loss)
+        runs = drafter.shape.block or TrainSettings.runs
+        training = TrainSettings(lr=rate, runs=runs, grow=not warm, loss=config.loss)
         self.trainer = SpotTrainer(drafter, self.buffer, training, settings, seed)
         self.stats = TrainingStats()
         """What was trained since the rollout began."""

@@ -24,6 +24,7 @@ from paceline.draft.base import (
     PassShape,
     Work,
 )
+from paceline.draft.eagle.block import propose_block
 from paceline.draft.eagle.cache import RoundAttention, TailAttention, WindowCache
 from paceline.draft.eagle.features import FeatureRing
 from paceline.draft.eagle.model import EagleModel
@@ -213,7 +214,7 @@ class EagleDrafter(DeviceDrafter):
         hidden, attention = self.extend_cache(batch, new, strategy.depth * strategy.width)
         rows = self.rows.view(0, batch)
         sampler = Sampler(self.model, rows, strategy.noise, known)
-        propose = propose_chain if strategy.chain else propose_tree
+        propose = propose_block if self.model.shape.block else propose_chain if strategy.chain else propose_tree
         draft = propose(self.model, rows, hidden, strategy, sampler, attention)
         if self.rows.apart:  # the device's rows: all entries are in the cache now
             rows.drafters[self.index].cached.copy_((rows.context + 1).where(rows.slot > 0, 0))
