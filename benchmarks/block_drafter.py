@@ -51,7 +51,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for kind in args.kinds:
         drafter = drafter_for(policy, sequences, args.window, None, 0, kind)
-        steps = train(drafter, sequences, args.seconds, clock)
+        steps = train(drafter, sequences, args.seconds, clock, not args.all_at_once)
         accepted = count_accepted(drafter, make_requests(args, 24, 1_000_003, args.max_tokens))
         row: dict[str, Any] = {"kind": kind, "steps": steps, **accepted}
         del row["by_position"]
@@ -72,6 +72,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--window", type=int, default=128)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--all-at-once", action="store_true", help="train all draft tokens in a row from the beginning")
     parser.add_argument("--depths", type=int, nargs="+", default=[2, 4, 7])
     return parser.parse_args()
 
@@ -84,9 +85,9 @@ def make_requests(args: argparse.Namespace, count: int, seed: int, length: int, 
     return [Request(i, prompt, sampling, 1) for i, prompt in enumerate(prompts)]
 
 
-def train(drafter: EagleModel, sequences: list[TokenSequence], seconds: float, clock: Any) -> int:
+def train(drafter: EagleModel, sequences: list[TokenSequence], seconds: float, clock: Any, grow: bool) -> int:
     runs = drafter.shape.block or BLOCK_TOKENS
-    settings = TrainSettings(lr=suitable_rate(drafter.policy), runs=runs, grow=True)
+    settings = TrainSettings(lr=suitable_rate(drafter.policy), runs=runs, grow=grow)
     trainer = EagleTrainer(drafter, settings)
     dice = random.Random(0)
     spent = 0.0
