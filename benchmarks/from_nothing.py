@@ -34,8 +34,8 @@ from paceline.run import Run
 
 ARMS = {
     "plain": ["speculation.mode=plain"],
-    "invest": ["speculation.drafter=new"],
-    "idle": ["speculation.drafter=new", "spot.invest=false"],
+    "invest": ["speculation.drafter=new", "spot.invest=true"],
+    "idle": ["speculation.drafter=new"],
     "warm": [],
 }
 DRAFTING = ("timing_s/train_drafter", "timing_s/merge_drafter")

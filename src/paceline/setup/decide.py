@@ -44,8 +44,6 @@ def decide(config: Config, shape: DecoderConfig | ForeignConfig, style: str, new
     if config.speculation.strategies is None:
         speculation["strategies"] = [str(one) for one in choose_strategies(config.speculation, neural)]
     spot: dict[str, Any] = {"when": when_to_train(config, neural)}
-    if config.spot.invest is None:
-        spot["invest"] = drafter == "new" and config.spot.when == "auto" and spot["when"] != "off"
     if spot["when"] != "off" and config.spot.drafter_lr is None:
         warm = drafter != "new"
         spot["drafter_lr"] = rate_for_width(shape.hidden_size) * (WARM_RATE if warm else 1.0)
