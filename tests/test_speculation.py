@@ -65,6 +65,23 @@ def test_a_drafter_is_trained_examined_and_used(tmp_path, capsys):
     assert here("draft", "train", *words, "--out", folder) == 2, "nothing is overwritten"
 
 
+def test_a_block_drafter_is_trained_by_the_command_and_by_a_run(tmp_path, capsys):
+    folder = tmp_path / "block"
+    words = ["--minutes", "0.05", "--answers", "16", "--window", "32", "--set", "rollout.max_tokens=60"]
+    assert here("draft", "train", *words, "--kind", "blocks", "--out", folder) == 2
+    assert "--kind is 'blocks', but must be one of: chain, block, parallel" in capsys.readouterr().err
+    assert here("draft", "train", *words, "--kind", "block", "--out", folder, "--json") == 0
+    run = tmp_path / "run"
+    online = ["spot.when=update", "spot.share=0.5", f"speculation.drafter={folder}", "checkpoint.every=0"]
+    assert here("train", *QUICK, f"run_dir={run}", *online) == 0
+    assert sum(row["drafter/steps"] for row in rows(run)) > 0
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    assert json.loads((newest / "drafter" / "config.json").read_text())["paceline"]["block"]["sequential"] is True
+    capsys.readouterr()
+    assert here("export", run, tmp_path / "out", "--format", "vllm") == 2
+    assert "has no drafter whose draft tokens come from one pass" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -37,7 +37,6 @@ from paceline.run.records import describe_groups
 from paceline.run.saver import RunSaver, starting
 from paceline.setup.start import start_run
 from paceline.spot.trainer import TrainingStats
-from paceline.spot.when import when_to_train
 from paceline.tasks import Task
 from paceline.tasks.finished import FinishedAnswers
 from paceline.tasks.reward_pool import RewardPool
@@ -72,9 +71,8 @@ class TrainLoop:
         self.finished = FinishedAnswers(self.prompts.tokenizer, started.rewards, started.conversations)
         self.progress = started.progress
         self.cluster = started.cluster
-        self.versions = started.versions
+        self.drafting = started.drafting
         self.recorder = started.recorder
-        self.spot = when_to_train(self.config, started.has_drafter)
         self.lengths = Lengths(self.config.rollout.max_tokens / 2)
         self.saver = RunSaver(run, self.cluster, self.prompts.tokenizer, self.progress, self.recorder, self.view)
         self.after_step = AfterStep(started, run, self.view, self.saver, callbacks)
@@ -138,15 +136,10 @@ class TrainLoop:
         )
         self._count_step(groups, cursor, metrics | clock.metrics(tokens))
 
-        due = self.versions.training_is_due(self.progress.step - 1) and not self.stopping.asked
-        if self.spot in ("update", "both") and due:
-            with clock.part("train_drafter"):
-                training = self.cluster.train_drafter(self.config.spot.share * clock.elapsed)
-        if self.spot != "off":
-            with clock.part("merge_drafter"):
-                metrics |= self.versions.make(self.cluster.merge_drafters, training, stats.first_accept_rate)
-            self.progress.drafter_version = self.versions.version
-            self.progress.backoff = self.versions.backoff.state()
+        rounds = [o.rounds for o in self.recorder.outcomes]
+        rate = stats.first_accept_rate
+        metrics |= self.drafting.after_update(self.progress.step, clock, training, rate, rounds, self.stopping.asked)
+        self.drafting.write_to(self.progress)
 
         metrics |= self.recorder.describe_workers() | self.after_step.evaluate(self.progress.step, clock)
         self.progress.metrics = metrics | clock.metrics(tokens)
@@ -213,7 +206,7 @@ class TrainLoop:
         return list(groups.values())
 
     def _answers(self, requests: list[Request], expected: dict[int, float]) -> Iterator[list[Completion]]:
-        train = self.spot in ("tail", "both") and self.versions.training_is_due(self.progress.step)
+        train = self.drafting.in_tail(self.progress.step)
         coming = lambda: self._coming(self.prompts.index_of(requests[-1].id) + 1)  # noqa: E731
         turns = self.finished.conversations
         return self.cluster.rollout(

@@ -65,7 +65,7 @@ STRATEGIES = [
     Strategy.parse(text)
     for text in (
         "plain", "suffix:1", "suffix:3", "suffix:8", "suffix:6x3/12", "suffix:4x2",
-        "neural:1", "neural:3", "neural:6", "neural:4x3/8", "neural:3x4~", "neural:5x2/7",
+        "neural:1", "neural:3", "neural:6", "neural:4x3/8", "neural:3x4~", "neural:5x2/7", "neural:5@2", "neural:6@3~",
         "right:4", "right:9", "wrong:3", "wrong:7", "chaos:4x3", "chaos:6x4/20", "chaos:2x5",
     )
 ]  # fmt: skip

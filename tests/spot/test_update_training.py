@@ -15,8 +15,10 @@ from paceline.draft.eagle.loss import read_sequences
 from paceline.draft.eagle.model import EagleModel
 from paceline.errors import UserError
 from paceline.loop import TrainLoop, train
+from paceline.observe.step_text import line_of
 from paceline.run import Run
 from paceline.spot.learning import DrafterLearning
+from paceline.spot.rollout_time import RolloutTime
 from paceline.spot.samples import lay_out
 from paceline.spot.versions import Versions
 
@@ -124,3 +126,47 @@ def test_training_backs_off_and_a_resumed_run_remembers_it(tmp_path):
     resumed = TrainLoop(config, Run.open(tmp_path / "run"))
     resumed.close()
     assert resumed.versions.backoff.state() == trainer.versions.backoff.state()
+
+
+INVESTING = [word for word in WORDS if not word.startswith(("steps", "spot"))]
+
+
+def test_training_is_invested_where_it_is_expected_to_pay_back_and_not_in_the_last_step(tmp_path, monkeypatch):
+    """What is expected is a matter of clocks, so this machine saves half of a long rollout with any better drafter."""
+    asked = []
+
+    def train_for(self, seconds):
+        asked.append(seconds)
+        self.stats += self.trainer.train(rounds(6))
+
+    monkeypatch.setattr(DrafterLearning, "train_for", train_for)
+    monkeypatch.setattr("paceline.spot.schedule.MAX_STRETCHES", 2)
+    monkeypatch.setattr(RolloutTime, "seconds", lambda self, accept_length: 1000 / accept_length)
+    words = [*INVESTING, "spot.invest=true", "steps=3", "checkpoint.every=2", f"run_dir={tmp_path / 'run'}"]
+    run, rows = train(load_config(None, words))
+    invested = [row["drafter/invested_s"] for row in rows]
+    assert invested[0] > 0 and invested[1] > 0
+    assert invested[2] == 0, "no step is left in which it could pay back"
+    assert sum(invested) == pytest.approx(sum(asked)) and 2 <= len(asked) <= 4
+    for row in rows[:2]:
+        assert row["drafter/invest_saves_s"] > row["drafter/invest_plan_s"] >= row["drafter/invested_s"] / 2
+        assert row["timing_s/train_drafter"] > 0 and "drafter/expected_accept_after" in row
+        assert "invested in the drafter" in line_of(1, 3, row)
+    newest = run.newest_checkpoint()
+    assert newest is not None
+    state = json.loads((newest / "state.json").read_text())["investment"]
+    assert state["invested_s"] == pytest.approx(sum(invested))
+    resumed = TrainLoop(run.config, Run.open(run.folder))
+    curve = resumed.drafting.curve
+    resumed.close()
+    assert resumed.config.spot.when == "update", "what the settings leave open"
+    assert curve is not None and curve.state() == state
+
+
+def test_nothing_is_invested_unasked(tmp_path):
+    for words, expected in (([], False), (["spot.invest=true", "spot.when=update"], True)):
+        folder = tmp_path / str(expected)
+        config = load_config(None, [*INVESTING, *words, f"run_dir={folder}"])
+        loop = TrainLoop(config, Run.create(config))
+        loop.close()
+        assert (loop.drafting.curve is not None) == expected

@@ -57,7 +57,11 @@ class Comparison(TrainLoop):
     def __init__(self, config: Config, run: Run, view: LiveView | None = None, stopping: Stopping | None = None):
         self.engines = engines_to_compare(choose_workers(config))
         super().__init__(config, run, view, stopping=stopping)
-        self.modes = [PLAIN_MODE, ADAPTIVE_MODE, *([NO_TRAINING_MODE] if self.spot in ("tail", "both") else [])]
+        self.modes = [
+            PLAIN_MODE,
+            ADAPTIVE_MODE,
+            *([NO_TRAINING_MODE] if self.drafting.when in ("tail", "both") else []),
+        ]
         self.mode = ADAPTIVE_MODE
         """Of the rollout that is running."""
         self.steps: list[ComparedStep] = []
@@ -125,7 +129,8 @@ class Comparison(TrainLoop):
         return found
 
     def _answers(self, requests: list[Request], expected: dict[int, float]) -> Iterator[list[Completion]]:
-        train = self.mode == ADAPTIVE_MODE and self.spot in ("tail", "both")  # in every step, to see what it costs
+        in_tail = self.drafting.when in ("tail", "both")
+        train = self.mode == ADAPTIVE_MODE and in_tail  # in every step, to see what it costs
         turns = self.finished.conversations
         mode = ROLLOUT_MODES[self.mode]
         return self.cluster.rollout(self.progress.step + 1, requests, expected, mode, train, answers=turns)

@@ -17,7 +17,16 @@ from paceline.draft.eagle.files import find_drafter, load_drafter, save_drafter
 from paceline.draft.eagle.loss import DraftLoss
 from paceline.draft.eagle.model import EagleModel
 from paceline.errors import UserError
-from paceline.library.fit import DEPTH, POSITIONS, Fitted, count_accepted, drafter_for, fit, generate_sequences
+from paceline.library.fit import (
+    DEPTH,
+    POSITIONS,
+    DrafterKind,
+    Fitted,
+    count_accepted,
+    drafter_for,
+    fit,
+    generate_sequences,
+)
 from paceline.model import Decoder, load_model
 from paceline.model.tokenizer import Tokenizer, load_tokenizer
 from paceline.setup.build import make_sampling
@@ -40,7 +49,10 @@ def train_command(
     vocab: int | None,
     overrides: list[str],
     as_json: bool = False,
+    kind: str = "chain",
 ) -> None:
+    if kind not in get_args(DrafterKind):
+        raise UserError(f"--kind is '{kind}', but must be one of: {', '.join(get_args(DrafterKind))}")
     if loss not in get_args(DraftLoss):
         raise UserError(f"--loss is '{loss}', but must be one of: {', '.join(get_args(DraftLoss))}")
     if (out / "config.json").exists():
@@ -54,7 +66,7 @@ def train_command(
     seconds = time.perf_counter() - started
     console.print(f"{len(sequences)} answers, {tokens:,} tokens, in {seconds:.0f} s ({tokens / seconds:,.0f} tokens/s)")
 
-    drafter = drafter_for(policy, sequences, window, vocab, config.seed)
+    drafter = drafter_for(policy, sequences, window, vocab, config.seed, cast(DrafterKind, kind))
     if drafter.vocab is not None:
         console.print(f"draft vocabulary: {len(drafter.vocab):,} of {policy.config.vocab_size:,} tokens")
     show = _progress_printer(console, interval_s=max(2.0, 3 * minutes))

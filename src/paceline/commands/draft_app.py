@@ -28,13 +28,20 @@ def draft_train(
             help="Draft vocabulary, in tokens. Default: all, or of a large one those that cover 99.5 % of answers.",
         ),
     ] = None,
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="chain: draft tokens one after the other. block: all from one pass, each told the one before it. "
+            "parallel: all from one pass, as serving engines can do it."
+        ),
+    ] = "chain",
     settings: Annotated[list[str] | None, typer.Option("--set", help="Settings as key=value.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, as the last line.")] = False,
 ) -> None:
     """Let the policy answer prompts, and train a drafter on the answers."""
     from paceline.commands.draft import train_command
 
-    train_command(model, task, out, minutes, answers, loss, window, vocab, settings or [], as_json)
+    train_command(model, task, out, minutes, answers, loss, window, vocab, settings or [], as_json, kind)
 
 
 @draft_app.command("eval")

@@ -32,6 +32,10 @@ class SpotConfig(Section):
     and a neural drafter; with one worker, after the update if the drafter begins untrained, and otherwise never."""
     share: float = Field(0.1, gt=0, le=1)
     """Time for drafter training after an update, as a share of the step's time."""
+    invest: bool = False
+    """Train the drafter beyond idle time, after an update, for as long as what a better one saves in the steps that are
+    left is expected to pay that back within the run; instead of `share`. For drafters that begin untrained; off because
+    whole runs were not measured yet (benchmarks/from_nothing.py)."""
     buffer_mb: float = Field(256, gt=0, le=1000 * GIGABYTES)
     """Memory for training samples of the drafter: tokens and hidden states of completions."""
     step_ms: float = Field(50, gt=0, le=1000 * SECONDS)

@@ -58,6 +58,16 @@ class Draft:
         return cls(np.full((sequences, nodes), -1, np.int32), parents)
 
 
+class DeviceDraft(NamedTuple):
+    """Draft tokens and parents as in `Draft`, on the device."""
+
+    tokens: Tensor  # int [batch, nodes]
+    parents: Tensor  # int [batch, nodes]
+    log_probs: Tensor | None = None
+    """[batch, nodes] that the drafter gave them at the request's temperature, where a strategy shares what is
+    verified."""
+
+
 class PassShape(NamedTuple):
     """The rows of a pass: so many sequences, padded to `batch` rows where a graph has that size."""
 
@@ -108,6 +118,8 @@ class BaseDrafter(ABC):
     on_device = False
     """Whether it proposes from what the device knows (`DeviceDrafter`): then a round can be launched before the last
     one was read."""
+    has_confidence = False
+    """Whether its chains come with log-probabilities, by which requests can share what is verified."""
 
     @classmethod
     def is_enabled(cls, settings: SpeculationConfig, has_network: bool) -> bool:
@@ -198,9 +210,8 @@ class DeviceDrafter(BaseDrafter):
         return iter(())
 
     @abstractmethod
-    def propose_on_device(self, batch: int, strategy: Strategy, noise: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-        """Draft tokens and parents as in `Draft`, int [batch, nodes]. `noise` computes the Gumbel noise
-        [batch, depth + 1, V] of the next positions."""
+    def propose_on_device(self, batch: int, strategy: Strategy, noise: Callable[[], Tensor]) -> DeviceDraft:
+        """`noise` computes the Gumbel noise [batch, depth + 1, V] of the next positions."""
 
     def round_read(self, count: int) -> None:
         """A round of this drafter over the first `count` rows has been read by the host; their context is still what it

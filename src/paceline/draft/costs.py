@@ -120,4 +120,4 @@ class CostTable:
 
 def _work(strategy: Strategy) -> int:
     """What a round does beyond plain decoding, roughly: draft tokens to verify and passes to draft them."""
-    return strategy.nodes + strategy.depth
+    return (strategy.shared or strategy.nodes) + strategy.depth

@@ -25,7 +25,7 @@ class BatchContext:
     """Tokens that a pass may verify at most, plain decoding apart: CUDA graphs may end there."""
 
     def allows(self, strategy: Strategy) -> bool:
-        fits = strategy.fits(self.batch) and self.batch * strategy.num_verified <= self.most_rows
+        fits = strategy.fits(self.batch) and strategy.pass_rows(self.batch) <= self.most_rows
         return strategy.plain or fits
 
 

@@ -77,6 +77,9 @@ def gather(found: Eagle3, folder: Path, policy: DecoderConfig, policy_name: str,
         dtype,
         own is not None,
     )
+    if found.block:
+        config["ptd_token_id"] = found.mask_token
+        config["paceline"]["block"] = found.block.model_dump()
     if "trained" in found.own:
         config["paceline"]["trained"] = found.own["trained"]
     tensors = found.tensors | ({} if own is None else {"lm_head.weight": own})
@@ -86,6 +89,14 @@ def gather(found: Eagle3, folder: Path, policy: DecoderConfig, policy_name: str,
 
 def make_files(drafter: ExportedDrafter, form: str) -> Files:
     """config.json and tensors in one of `FORMATS`."""
+    block = drafter.config["paceline"].get("block")
+    if block and (form in ("sglang", "speculators") or (form == "vllm" and block["sequential"])):
+        raise UserError(
+            f"the format {form} has no drafter whose draft tokens come from one pass"
+            + (" and are told the one before them" if block["sequential"] else "")
+            + "; export it for paceline, or train one with --kind chain"
+            + (" (for vLLM, also --kind parallel)" if block["sequential"] else "")
+        )
     return {"vllm": _vllm, "sglang": _sglang, "speculators": _speculators, "paceline": _paceline}[form](drafter)
 
 

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from paceline.core import Request
 from paceline.draft.eagle.drafter import EagleDrafter
@@ -23,6 +23,10 @@ from paceline.rollout.engine import EngineSettings, RolloutEngine
 DEPTH = 7
 STEP_TOKENS = 512  # of a training step: a drafter learns more from many small ones
 STEP_TOKENS_GPU = 2048  # fewer would leave a GPU idle
+BLOCK_TOKENS = 7  # draft tokens of a block
+DrafterKind = Literal["chain", "block", "parallel"]
+"""Draft tokens one after the other; all from one pass, each told the one before it; or all from one pass, as serving
+engines can do it."""
 POSITIONS = (64, 128, 256, 512, 10**9)
 
 TokenSequence = tuple[list[int], int]
@@ -37,11 +41,17 @@ def generate_sequences(policy: Decoder, requests: Sequence[Request]) -> list[Tok
 
 
 def drafter_for(
-    policy: Decoder, sequences: Sequence[TokenSequence], window: int, vocab: int | None = None, seed: int = 0
+    policy: Decoder,
+    sequences: Sequence[TokenSequence],
+    window: int,
+    vocab: int | None = None,
+    seed: int = 0,
+    kind: DrafterKind = "chain",
 ) -> EagleModel:
     """A new one, that can propose `vocab` of the tokens that are frequent in completions; see `eagle.vocabulary`."""
     written = (token for tokens, prompt in sequences for token in tokens[prompt:])
-    return new_drafter(policy, window, seed, choose_tokens(policy, vocab, written))
+    block = BLOCK_TOKENS if kind != "chain" else 0
+    return new_drafter(policy, window, seed, choose_tokens(policy, vocab, written), block, kind == "block")
 
 
 @dataclass
@@ -66,7 +76,8 @@ def fit(
     report: Callable[[Fitted], None] = lambda fitted: None,
 ) -> Fitted:
     """Train a drafter for so long; `report` is called after every step."""
-    settings = TrainSettings(lr=suitable_rate(drafter.policy), loss=loss, first_runs=2)
+    runs = drafter.shape.block or TrainSettings.runs
+    settings = TrainSettings(lr=suitable_rate(drafter.policy), runs=runs, loss=loss, first_runs=2)
     trainer = EagleDrafter(drafter).make_trainer(settings)
     done = Fitted()
     started = time.perf_counter()

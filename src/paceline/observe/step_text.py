@@ -39,6 +39,7 @@ def line_of(step: int, steps: int, m: dict[str, float]) -> str:
         f"{m['rollout/tok_s']:,.0f} tokens/s  {m['timing_s/step']:.1f} s"
         + (f" = {split}" if split else "")
         + (f"  {workers}" if workers else "")
+        + (f"  {invested}" if (invested := describe_investment(m)) else "")
         + (f"  {learning}" if (learning := describe_learning(m)) else "")
     )
 
@@ -61,6 +62,8 @@ def fitted_line(step: int, steps: int, m: dict[str, float], width: int) -> str:
     parts += [(rank.get(label, 20), words) for label, words in known]
     if workers := describe_workers(m):
         parts.append((30, workers))
+    if invested := describe_investment(m):
+        parts.append((29, invested))
     kept: set[int] = set()
     used = -2
     for i in sorted(range(len(parts)), key=lambda i: (parts[i][0], i)):
@@ -91,6 +94,17 @@ def describe_workers(m: dict[str, float]) -> str:
     if m.get("cluster/ahead_s", 0.0) >= MIN_SHOWN_S:
         words.append(f"{m['cluster/ahead_s']:.1f} s of writing ahead")
     return ", ".join(words)
+
+
+def describe_investment(m: dict[str, float]) -> str:
+    """What was invested in the drafter after a step's update, and what was expected of it; nothing if nothing was."""
+    seconds = m.get("drafter/invested_s", 0.0)
+    if seconds < MIN_SHOWN_S:
+        return ""
+    plan = f"{m['drafter/invest_plan_s']:.1f} s planned, expected to save {m['drafter/invest_saves_s']:.0f} s"
+    after = m.get("drafter/expected_accept_after")
+    reached = f", accept length {after:.2f} expected now" if after is not None else ""
+    return f"{seconds:.1f} s invested in the drafter ({plan}{reached})"
 
 
 def describe_speculation(m: dict[str, float]) -> str:

@@ -29,6 +29,8 @@ def summary(rows: Rows) -> Table:
     table.add_row("seconds per step", _seconds(rows))
     if workers := _workers(rows):
         table.add_row("workers", workers)
+    if invested := _invested(rows):
+        table.add_row("drafter", invested)
     return table
 
 
@@ -54,6 +56,14 @@ def _workers(rows: Rows) -> str:
     }
     most = max(row["cluster/workers"] for row in several)
     return describe_workers(total | {"cluster/workers": most}).replace(" workers", "", 1)
+
+
+def _invested(rows: Rows) -> str:
+    steps = [row for row in rows if row.get("drafter/invested_s", 0.0) > 0]
+    if not steps:
+        return ""
+    seconds = sum(row["drafter/invested_s"] for row in steps)
+    return f"{seconds:.1f} s of training beyond idle time, in {len(steps)} steps, because it was expected to pay back"
 
 
 def _median(rows: Rows, name: str) -> float:

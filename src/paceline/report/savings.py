@@ -43,6 +43,8 @@ class Savings:
     """Training the drafter."""
     training_idle_s: float
     """The part of it in which the worker would have been idle."""
+    invested_s: float
+    """Training the drafter beyond idle time because it was expected to pay back, wall-clock time."""
     cost_s: float
     """All workers, while the drafter was trained or merged and nobody decoded."""
 
@@ -79,6 +81,7 @@ def measure_savings(run: RunData) -> Savings:
         plain_rounds=sum(t.rounds for t in plain),
         training_s=training,
         training_idle_s=training_idle,
+        invested_s=run.total("drafter/invested_s"),
         cost_s=_training_cost(run.spans),
     )
 

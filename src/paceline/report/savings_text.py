@@ -66,10 +66,16 @@ def _training(s: Savings) -> str:
     if not s.training_s:
         return "The drafter was not trained in this run, so that cost nothing."
     used = f", {_share(s.training_idle_s, s.idle_s)} of all idle time" if s.training_idle_s else ""
+    invested = (
+        f" {duration(s.invested_s)} of the run were invested in it, because a better drafter was expected to save more "
+        "in the steps that were left."
+        if s.invested_s
+        else ""
+    )
     return (
         f"Training the drafter took {duration(s.training_s)}{_each(s)}, of which {duration(s.training_idle_s)} "
         f"would have been idle anyway{used}. It cost {duration(s.cost_s)}{_each(s)}: training while nobody "
-        "decoded, and merging new versions."
+        f"decoded, and merging new versions.{invested}"
     )
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.draft.confidence import SharedRows
 from paceline.kernels.fused import has_kernels
 from paceline.kernels.hopper.epilogue import KVRows
 from paceline.kernels.paged_attention import PageRows, chain_tree
@@ -121,3 +122,18 @@ class DecodeAttention:
 
         q = q.unflatten(0, (-1, self.new))
         return paged_attention(q, k_pool, v_pool, self.table, self.context, self.tree).flatten(2).flatten(0, 1)
+
+
+class SharedAttention(DecodeAttention):
+    """Of the chosen rows of a pass, where requests share what is verified: their queries are spread over [B, T]. Those
+    that were not chosen leave no keys and values."""
+
+    def __init__(self, pool: PagePool, table: Tensor, context: Tensor, heads: int, tree: Tensor, shared: SharedRows):
+        super().__init__(pool, table, context, heads, tree)
+        self.shared = shared
+        self.slots = self.slots.view(-1, pool.k.shape[2])[shared.flat].flatten()
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        whole = q.new_zeros(self.tree.numel(), *q.shape[1:])
+        whole[self.shared.flat] = q
+        return super().attend(layer, whole, k, v)[self.shared.flat]

@@ -21,7 +21,7 @@ def rounds_to_capture(ladder: Sequence[int], strategies: Sequence[Strategy]) -> 
     rollout needs most if memory for graphs runs out."""
     drafted = [s for s in strategies if not s.plain]
     plain = [(batch, PLAIN) for batch in ladder]
-    return plain + [(b, s) for b in ladder for s in drafted if s.fits(b) and b * s.num_verified <= MAX_ROWS]
+    return plain + [(b, s) for b in ladder for s in drafted if s.fits(b) and s.pass_rows(b) <= MAX_ROWS]
 
 
 def run_empty_round(runner: ModelRunner, drafters: Mapping[str, BaseDrafter], batch: int, strategy: Strategy) -> None:

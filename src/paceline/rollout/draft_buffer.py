@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.draft.base import Draft
+from paceline.draft.base import DeviceDraft, Draft
 from paceline.draft.strategy import MAX_TREE_NODES, Strategy
 
 
@@ -14,13 +14,16 @@ class DraftBuffer:
 
     def __init__(self, rows: int, device: torch.device):
         self._drafts = torch.zeros(2, rows, MAX_TREE_NODES, dtype=torch.int32, device=device)
+        self._log_probs = torch.zeros(rows, MAX_TREE_NODES, device=device)
         self._staging = torch.zeros_like(self._drafts, device="cpu", pin_memory=self._drafts.is_cuda)
 
-    def put(self, tokens: Tensor, parents: Tensor) -> None:
-        """Take a draft that was made on the device, int [B, nodes] each."""
-        batch, nodes = tokens.shape
-        self._drafts[0, :batch, :nodes] = tokens
-        self._drafts[1, :batch, :nodes] = parents
+    def put(self, draft: DeviceDraft) -> None:
+        """Take a draft that was made on the device."""
+        batch, nodes = draft.tokens.shape
+        self._drafts[0, :batch, :nodes] = draft.tokens
+        self._drafts[1, :batch, :nodes] = draft.parents
+        if draft.log_probs is not None:
+            self._log_probs[:batch, :nodes] = draft.log_probs
 
     def upload(self, draft: Draft, batch: int) -> None:
         """Take a draft that was made on the host, for a pass of `batch` rows."""
@@ -35,3 +38,7 @@ class DraftBuffer:
     def get(self, batch: int, strategy: Strategy) -> tuple[Tensor, Tensor]:
         """Tokens and parents, int32 [batch, nodes]."""
         return self._drafts[0, :batch, : strategy.nodes], self._drafts[1, :batch, : strategy.nodes]
+
+    def log_probs(self, batch: int, strategy: Strategy) -> Tensor:
+        """That the drafter gave its draft tokens, float32 [batch, nodes]."""
+        return self._log_probs[:batch, : strategy.nodes]

@@ -74,6 +74,11 @@ class RolloutEngine:
             if not strategy.plain and strategy.drafter not in self.drafters:
                 have = ", ".join(self.drafters) or "none"
                 raise UserError(f"strategy {strategy} needs the drafter '{strategy.drafter}'; there is: {have}")
+            if strategy.shared and not self.drafters[strategy.drafter].has_confidence:
+                raise UserError(
+                    f"strategy {strategy} shares draft tokens by confidence, which the drafter '{strategy.drafter}' "
+                    f"does not give: name {strategy.drafter}:{strategy.depth}"
+                )
 
     def _make_pool(self) -> PagePool:
         s = self.settings

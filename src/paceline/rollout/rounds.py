@@ -126,7 +126,8 @@ class Rounds:
             drafter = self.drafters[strategy.drafter]
             if isinstance(drafter, DeviceDrafter):
                 drafter.round_read(batch)
-            self.outputs.rows.count_accepted(np.asarray(sampled.num_tokens) - 1, strategy.depth)
+            if not strategy.shared:  # where few were verified, few were accepted
+                self.outputs.rows.count_accepted(np.asarray(sampled.num_tokens) - 1, strategy.depth)
         done, appended = self.outputs.append(sampled, in_flight)
         now = time.perf_counter()
         # A round that was launched before the last one was read has waited for it.

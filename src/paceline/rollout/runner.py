@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from paceline.draft.base import BaseDrafter, DeviceDrafter, Draft, DraftSequence, PassShape, Work
+from paceline.draft.confidence import Calibration, share_rows
 from paceline.draft.ladder import batch_ladder, bucket
 from paceline.draft.strategy import Strategy
 from paceline.draft.tree import chain, tree, walk
 from paceline.kernels.accept import pack_output
 from paceline.kernels.move_kv import move_accepted_kv
 from paceline.kernels.noise import noise_ahead, noise_dtype
+from paceline.kernels.paged_attention import chain_tree
 from paceline.kernels.positions import tree_nodes
 from paceline.model.decoder import Decoder
-from paceline.rollout.attention import DecodeAttention, prefill_attention
+from paceline.rollout.attention import DecodeAttention, SharedAttention, prefill_attention
 from paceline.rollout.draft_buffer import DraftBuffer
 from paceline.rollout.filters import Filters
 from paceline.rollout.graphs import GraphPool
@@ -32,6 +34,7 @@ from paceline.rollout.pages import PagePool
 from paceline.rollout.rows import Rows, RowsView
 from paceline.rollout.sampling import NoiseAhead, draw
 from paceline.rollout.scheduler import Fill
+from paceline.rollout.shared_verify import verify_shared
 from paceline.rollout.verify_ahead import NOTHING, Accepted, verify_ahead
 
 
@@ -77,6 +80,7 @@ class ModelRunner:
         self._version: tuple[int, int] | None = None  # batch size and version of the rows of the last plain pass
         self._draft_noise: Tensor | None = None  # that the last draft was sampled with
         self._drafts = DraftBuffer(len(rows.host), model.device)
+        self._calibration = Calibration(model.device)
         self._pinned = PinnedOutput(len(rows.host)) if model.device.type == "cuda" else None
 
     def shape(self, count: int) -> PassShape:
@@ -192,15 +196,16 @@ class ModelRunner:
             self._draft_noise = self._next_noise(self.rows.view(0, batch), strategy.depth)
             return self._draft_noise
 
-        self._drafts.put(*drafter.propose_on_device(batch, strategy, noise))
+        self._drafts.put(drafter.propose_on_device(batch, strategy, noise))
         return ()
 
     def verify(self, rows: PassRows, strategy: Strategy) -> PendingOutput:
         """Verify the draft of each row: what plain decoding would have sampled, as far as its accepted tokens reach."""
         batch = self.shape(rows.sequences).batch
-        work = lambda: self._verify(batch, rows.filters, strategy)  # noqa: E731
+        verify = self._verify_shared if strategy.shared else self._verify
+        work = lambda: verify(batch, rows.filters, strategy)  # noqa: E731
         self._version = None
-        key = ("verify", batch, rows.filters, strategy.nodes, strategy.depth, strategy.chain)
+        key = ("verify", batch, rows.filters, strategy.nodes, strategy.depth, strategy.chain, strategy.shared)
         return self._fetch(self._run(key, batch, work, rows.upload), rows.sequences)
 
     def _verify(self, batch: int, filters: Filters, strategy: Strategy) -> tuple[Tensor, ...]:
@@ -228,10 +233,31 @@ class ModelRunner:
             drafter.on_pass(rows, features, sampled, None if strategy.chain else path, num_accepted)
         return self._advance(batch, sampled, logprobs, num_accepted)
 
+    def _verify_shared(self, batch: int, filters: Filters, strategy: Strategy) -> tuple[Tensor, ...]:
+        """Of all chains those draft tokens that are likeliest to be accepted."""
+        rows = self.rows.view(0, batch)
+        drafted, _ = self._drafts.get(batch, strategy)
+        log_probs = self._drafts.log_probs(batch, strategy)
+        present = rows.slot > 0
+        shared = share_rows(self._calibration.log_rates(log_probs), present, strategy.shared * batch)
+        known, self._draft_noise = self._draft_noise, None
+        noise = lambda: self._noise_of_levels(rows, strategy, known)  # noqa: E731
+        bits = chain_tree(batch, strategy.num_verified, self.model.device)
+        attention = SharedAttention(self.pool, rows.table, rows.context, self.model.config.heads, bits, shared)
+        out = verify_shared(self.model, rows, drafted, attention, filters, self._taps, noise)
+        self._calibration.observe(log_probs, shared.chosen[:, 1:], out.num_accepted, present)
+        for drafter in self.drafters:
+            drafter.on_pass(rows, out.features, out.sampled, None, out.num_accepted)
+        return self._advance(batch, out.sampled, out.logprobs, out.num_accepted)
+
+    def _noise_of_levels(self, rows: RowsView, strategy: Strategy, known: Tensor | None) -> Tensor:
+        """The noise [B, depth + 1, V] of the next positions."""
+        # What a draft was just sampled with need not be made again, but graphs hand nothing on to each other.
+        return self._next_noise(rows, strategy.depth) if known is None or self.graphs is not None else known
+
     def _tree_noise(self, rows: RowsView, level: Tensor, strategy: Strategy, known: Tensor | None) -> Tensor:
         """The noise [B * T, V] of each node's position, made once per level."""
-        # What a draft was just sampled with need not be made again, but graphs hand nothing on to each other.
-        noise = self._next_noise(rows, strategy.depth) if known is None or self.graphs is not None else known
+        noise = self._noise_of_levels(rows, strategy, known)
         if not strategy.chain:
             noise = noise[torch.arange(len(level), device=level.device)[:, None], level]
         return noise.flatten(0, 1)

@@ -83,7 +83,7 @@ class EngineStats:
         self.verify_s += seconds - draft_s
         self.drafted_sequences += len(accepted)
         self.drafted_tokens += tokens
-        self.draft_positions += strategy.depth * len(accepted)
+        self.draft_positions += (strategy.shared or strategy.depth) * len(accepted)
         alive = len(accepted)
         ended = Counter(accepted)
         for position in range(1, strategy.depth + 1):

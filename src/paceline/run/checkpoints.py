@@ -20,6 +20,7 @@ from paceline.files import reading
 from paceline.model.tokenizer import Tokenizer
 from paceline.observe.metrics import without_nan
 from paceline.spot.backoff import BackoffState
+from paceline.spot.investment import CurveState
 
 STATE = "state.json"
 NAME = re.compile(r"step-([0-9]{1,18})")
@@ -49,6 +50,8 @@ class Progress:
     """How often the run has published a drafter of its own."""
     backoff: dict[str, Any] | None = None
     """How often the drafter is trained."""
+    investment: dict[str, Any] | None = None
+    """What is known of training the drafter as an investment."""
     metrics: dict[str, Annotated[float, Field(strict=True)]] | None = None
     """Of the last step, as far as they were known when it was saved: a kill may come before they are logged."""
 
@@ -141,6 +144,8 @@ def read_progress(checkpoint: Path) -> Progress:
             reading.check(TunerState, progress.tuner, f"'tuner' of {file}")
         if progress.backoff is not None:
             reading.check(BackoffState, progress.backoff, f"'backoff' of {file}")
+        if progress.investment is not None:
+            reading.check(CurveState, progress.investment, f"'investment' of {file}")
         if checkpoint.name != checkpoint_name(progress.step):
             raise UserError(f"{file} is of step {progress.step}")
     except UserError as err:

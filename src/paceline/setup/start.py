@@ -38,7 +38,9 @@ from paceline.setup.engines import check_foreign, is_own, read_policy_config
 from paceline.setup.memory import MemoryPlan, filled, plan_run
 from paceline.setup.objective import objective_line
 from paceline.setup.resume import Resumption
+from paceline.spot.schedule import DrafterSchedule
 from paceline.spot.versions import Versions
+from paceline.spot.when import when_to_train
 from paceline.tasks import Task, make_task
 from paceline.tasks.environments.conversations import Conversations
 from paceline.tasks.prompts import PromptStream
@@ -59,11 +61,9 @@ class StartedRun:
     rewards: RewardPool
     progress: Progress
     cluster: Cluster
-    versions: Versions
+    drafting: DrafterSchedule
     recorder: StepRecorder
     metrics_log: MetricsLog
-    has_drafter: bool
-    """A neural one, which can be trained."""
     evaluator: Evaluator | None
     conversations: Conversations | None = None
     """Where completions have turns."""
@@ -165,10 +165,9 @@ def _start(
         pool,
         progress,
         cluster,
-        Versions(config.spot, progress.drafter_version, progress.backoff),
+        make_schedule(config, facts.has_drafter, progress, cluster),
         StepRecorder(run, config, cluster, progress.step),
         MetricsLog(run.folder, log.tensorboard, log.wandb, log.trackio, config.model_dump()),
-        facts.has_drafter,
         evaluator,
         talks,
     )
@@ -206,6 +205,11 @@ def needs_other_rewards(config: Config, task: Task, eval_task: Task, given: Sequ
     if config.eval.functions:
         return config.eval.functions != config.reward.functions or bool(given)
     return not given and not config.reward.functions and eval_task.reward != task.reward
+
+
+def make_schedule(config: Config, has_drafter: bool, progress: Progress, cluster: Cluster) -> DrafterSchedule:
+    versions = Versions(config.spot, progress.drafter_version, progress.backoff)
+    return DrafterSchedule(config, when_to_train(config, has_drafter), versions, cluster, progress.investment)
 
 
 def make_rewards(config: Config, task: Task, given: Sequence[Reward] | None, log: Path) -> RewardPool:

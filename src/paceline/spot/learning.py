@@ -61,7 +61,9 @@ class DrafterLearning:
             eval_tokens=max(MIN_EVAL_TOKENS, EVAL_TOKENS // workers),
             anneal=None if warm else ANNEAL_STEPS,
         )
-        self.trainer = SpotTrainer(drafter, self.buffer, TrainSettings(lr=rate, loss=config.loss), settings, seed)
+        runs = drafter.shape.block or TrainSettings.runs
+        training = TrainSettings(lr=rate, runs=runs, grow=not warm, loss=config.loss)
+        self.trainer = SpotTrainer(drafter, self.buffer, training, settings, seed)
         self.stats = TrainingStats()
         """What was trained since the rollout began."""
         self._reader = reader
@@ -155,7 +157,8 @@ class DrafterLearning:
         unfilled = [index for index, entry in self._entries.items() if entry.sample is None]
         for index in unfilled:  # those that were to come and did not, because a worker died on the way
             self.buffer.give_back(self._entries.pop(index))
-        shortest = int(torch.tensor(lengths).median()) if self.config.when == "tail" else 0
+        only_tail = self.config.when == "tail" and not self.config.invest
+        shortest = int(torch.tensor(lengths).median()) if only_tail else 0
         for index, (tokens, prompt) in sorted(answers.items(), key=lambda item: -len(item[1][0])):
             if index in self._entries:
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NotRequired
 
 from pydantic import ConfigDict, Field
 from safetensors.torch import save_file
@@ -29,6 +29,7 @@ Word = Annotated[int, Field(ge=0, lt=2**32)]
 class TrainerValues(TypedDict):
     __pydantic_config__ = STRICT  # type: ignore[misc]
     steps: Count
+    runs: NotRequired[Annotated[int, Field(ge=1, le=64)]]
 
 
 class TrainingValues(TypedDict):

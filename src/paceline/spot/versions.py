@@ -34,22 +34,25 @@ class Versions:
         self._merge_share = config.merge_share
         self._unmerged = False  # trained since the last version was made
         self._made_at = 0.0  # when the last one was made
-        self._took_s = 0.0  # and how long that took
+        self.took_s = 0.0
+        """Seconds that making the last one took."""
 
     def training_is_due(self, step: int) -> bool:
         return self.backoff.due(step)
 
-    def make(self, merge: Merge, training: TrainingStats, first_accept_rate: float | None) -> dict[str, float]:
-        """After the training of a step, make the next version if its turn has come -> what happened, as metrics.
-        `first_accept_rate` is the share of first draft tokens that were accepted in the step's rollout, if there were
-        any."""
+    def make(
+        self, merge: Merge, training: TrainingStats, first_accept_rate: float | None, now: bool = False
+    ) -> dict[str, float]:
+        """After the training of a step, make the next version if its turn has come, or `now` -> what happened, as
+        metrics. `first_accept_rate` is the share of first draft tokens that were accepted in the step's rollout, if
+        there were any."""
         self._unmerged |= training.steps > 0
         evaluation = None
-        if self._unmerged and self._clock() - self._made_at >= self._took_s / self._merge_share:
+        if self._unmerged and (now or self._clock() - self._made_at >= self.took_s / self._merge_share):
             started = self._clock()
             evaluation = merge()
             self._made_at = self._clock()
-            self._took_s = self._made_at - started
+            self.took_s = self._made_at - started
             self._unmerged = False
         published = evaluation is not None and evaluation.better
         self.version += published

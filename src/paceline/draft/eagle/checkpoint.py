@@ -31,6 +31,9 @@ IGNORED = ("embed_tokens.weight", "rotary_emb.inv_freq", "verifier_lm_head.weigh
 """The policy's own, or known from elsewhere."""
 MAP = "d2t"
 HEAD = "lm_head.weight"
+MASK = "mask_hidden"  # features of draft tokens that are not known yet, of drafters that make a block in a pass
+MIX_IN = "mix.up_proj.weight"
+MIX_OUT = "mix.down_proj.weight"
 INTEGERS = ("I64", "I32", "I16")
 
 Layers = Annotated[list[int], Field(max_length=64)]
@@ -51,6 +54,13 @@ class TrainedOn(_Section):
     steps: int | None = None
 
 
+class BlockSection(_Section):
+    """Of a drafter that makes several draft tokens in a pass."""
+
+    tokens: Annotated[int, Field(ge=1, le=64)]
+    sequential: bool = False
+
+
 class DrafterSection(_Section):
     """What only Paceline writes."""
 
@@ -59,6 +69,7 @@ class DrafterSection(_Section):
     layers: int | None = None
     head: str | None = None
     trained: TrainedOn | None = None
+    block: BlockSection | None = None
 
 
 class EagleSection(_Section):
@@ -72,6 +83,7 @@ class DrafterConfig(_Section):
     sliding_window: Window | None = None
     eagle_aux_hidden_state_layer_ids: Layers | None = None
     eagle_config: EagleSection | None = None
+    ptd_token_id: Annotated[int, Field(ge=0)] | None = None
     paceline: DrafterSection | None = None
 
 
@@ -95,6 +107,15 @@ class Eagle3:
         return self.hf.get("paceline") or {}
 
     @property
+    def block(self) -> BlockSection | None:
+        found = self.own.get("block")
+        return BlockSection(**found) if found else None
+
+    @property
+    def mask_token(self) -> int:
+        return int(self.hf.get("ptd_token_id") or 0)
+
+    @property
     def window(self) -> int:
         return self.own.get("window") or self.hf.get("sliding_window") or WINDOW
 
@@ -112,7 +133,7 @@ class Eagle3:
     def check_tensors(self, c: DecoderConfig, own_head: bool) -> None:
         """Refuse tensors that drafters for such a policy do not have, and shapes that are not theirs."""
         draft_vocab = c.vocab_size if self.vocab is None else len(self.vocab)
-        wanted = _shapes(c, self.hf["intermediate_size"], draft_vocab if own_head else 0)
+        wanted = _shapes(c, self.hf["intermediate_size"], draft_vocab if own_head else 0, self.block)
         for name in self.tensors.keys() - wanted.keys():
             raise UserError(
                 f"the drafter at {self.folder} has the tensor {shorten(name)}, which drafters here do not have"
@@ -142,6 +163,8 @@ class Eagle3:
         if self.hf.get("head_dim") not in (None, c.head_dim):
             raise UserError(self._has(f"head_dim {shorten(str(self.hf['head_dim']))}", f"{c.head_dim}; {RETRAIN}"))
         self._check_kind(c)
+        if self.block and self.mask_token >= c.vocab_size:
+            raise UserError(self._has(f"ptd_token_id {self.mask_token}", f"tokens below {c.vocab_size}"))
         self._check_taps(c)
         rope = Rope.from_hf(self.hf, f"the drafter at {self.folder}")
         layers = self.own.get("layers", c.layers)
@@ -251,7 +274,9 @@ def vocabulary_maps(ids: Tensor, size: int) -> dict[str, Tensor]:
     }
 
 
-def _shapes(c: DecoderConfig, intermediate: int, head: int) -> dict[str, tuple[int, ...]]:
+def _shapes(
+    c: DecoderConfig, intermediate: int, head: int, block: BlockSection | None = None
+) -> dict[str, tuple[int, ...]]:
     """Of all tensors of a drafter, by their names in checkpoints; `head` is how many tokens one of its own scores."""
     h, q, kv = c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim
     shapes: dict[str, tuple[int, ...]] = {
@@ -268,6 +293,10 @@ def _shapes(c: DecoderConfig, intermediate: int, head: int) -> dict[str, tuple[i
         "midlayer.mlp.down_proj.weight": (h, intermediate),
         "norm.weight": (h,),
     }
+    if block:
+        shapes[MASK] = (1, 3 * h)
+    if block and block.sequential:
+        shapes |= {MIX_IN: (h, 2 * h), MIX_OUT: (h, h)}
     return shapes | ({HEAD: (head, h)} if head else {})
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.draft.base import (
     BaseDrafter,
+    DeviceDraft,
     DeviceDrafter,
     DrafterMemory,
     DrafterSetup,
@@ -23,6 +24,7 @@ from paceline.draft.base import (
     PassShape,
     Work,
 )
+from paceline.draft.eagle.block import propose_block
 from paceline.draft.eagle.cache import RoundAttention, TailAttention, WindowCache
 from paceline.draft.eagle.features import FeatureRing
 from paceline.draft.eagle.model import EagleModel
@@ -65,6 +67,7 @@ class EagleDrafter(DeviceDrafter):
     default_strategies = ("neural:2", "neural:3", "neural:5", "neural:7", "neural:10",
                           "neural:4x3/8", "neural:6x4/16", "neural:8x4/24")  # fmt: skip
     uses_features = True
+    has_confidence = True
 
     def __init__(self, model: EagleModel):
         """`model` may be that of several engines."""
@@ -203,7 +206,7 @@ class EagleDrafter(DeviceDrafter):
 
     # Drafting
 
-    def propose_on_device(self, batch: int, strategy: Strategy, noise: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    def propose_on_device(self, batch: int, strategy: Strategy, noise: Callable[[], Tensor]) -> DeviceDraft:
         """Make the entries that the last round left, then the draft."""
         known = None if strategy.chain and self.in_kernel else noise()
         # Where the host's rows are the device's, shapes may depend on values.
@@ -211,11 +214,11 @@ class EagleDrafter(DeviceDrafter):
         hidden, attention = self.extend_cache(batch, new, strategy.depth * strategy.width)
         rows = self.rows.view(0, batch)
         sampler = Sampler(self.model, rows, strategy.noise, known)
-        propose = propose_chain if strategy.chain else propose_tree
-        tokens, parents = propose(self.model, rows, hidden, strategy, sampler, attention)
+        propose = propose_block if self.model.shape.block else propose_chain if strategy.chain else propose_tree
+        draft = propose(self.model, rows, hidden, strategy, sampler, attention)
         if self.rows.apart:  # the device's rows: all entries are in the cache now
             rows.drafters[self.index].cached.copy_((rows.context + 1).where(rows.slot > 0, 0))
-        return tokens, parents
+        return draft
 
     def round_read(self, count: int) -> None:
         # Only now: while the device might read the rows, they must not change.

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paceline.draft.eagle.checkpoint import HEAD, make_config, read_eagle3, vocabulary_maps
+from paceline.draft.eagle.checkpoint import HEAD, MASK, MIX_IN, MIX_OUT, make_config, read_eagle3, vocabulary_maps
 from paceline.draft.eagle.model import DrafterShape, EagleModel
 from paceline.errors import UserError
 from paceline.files.reading import inside, named_path
@@ -49,6 +49,9 @@ def files_of(drafter: EagleModel, trained: dict[str, Any] | None = None) -> Draf
     shape = drafter.shape
     vocab_size = c.vocab_size if drafter.vocab is None else len(drafter.vocab)
     hf = make_config(c, shape.intermediate_size, shape.window, vocab_size, drafter.fc.dtype, shape.own_head)
+    if shape.block:
+        hf["ptd_token_id"] = shape.mask_token  # as serving engines call it
+        hf["paceline"]["block"] = {"tokens": shape.block, "sequential": shape.sequential}
     if trained:
         hf["paceline"]["trained"] = trained
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in _layout(drafter).items()}
@@ -79,7 +82,15 @@ def load_drafter(folder: Path, policy: Decoder) -> EagleModel:
     own = found.own_head(head)
     found.check_tensors(c, own is not None)
     tensors = found.tensors | ({HEAD: own} if own is not None else {})
-    shape = DrafterShape(found.hf["intermediate_size"], min(found.window, c.max_positions), own is not None)
+    block = found.block
+    shape = DrafterShape(
+        found.hf["intermediate_size"],
+        min(found.window, c.max_positions),
+        own is not None,
+        block.tokens if block else 0,
+        found.mask_token if block else 0,
+        bool(block and block.sequential),
+    )
     drafter = EagleModel(policy, shape, found.vocab)
     for name, target in _layout(drafter).items():
         target.copy_(tensors[name])
@@ -92,8 +103,8 @@ def _layout(drafter: EagleModel) -> dict[str, Tensor]:
     c = drafter.policy.config
     q, k, v = layer.qkv.split((c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim))
     gate, up = layer.gate_up.chunk(2)
-    head = {} if drafter.own_head is None else {HEAD: drafter.own_head}
-    return head | {
+    more = {HEAD: drafter.own_head, MASK: drafter.mask_hidden, MIX_IN: drafter.mix_in, MIX_OUT: drafter.mix_out}
+    return {name: tensor for name, tensor in more.items() if tensor is not None} | {
         "fc.weight": drafter.fc,
         "midlayer.input_layernorm.weight": drafter.embed_norm,
         "midlayer.hidden_norm.weight": layer.input_norm,

@@ -131,19 +131,20 @@ def _wanted(drafter: EagleModel, sequences: PackedSequences, rows: Tensor) -> Te
     return logits.float().softmax(-1)
 
 
-def _unroll(
-    drafter: EagleModel, sequences: PackedSequences, runs: int, rows: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
+def unroll(drafter: EagleModel, sequences: PackedSequences, runs: int, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """For each draft token in a row, at the positions `rows` [M]: whether it counts [M], and the drafter's logits."""
     dtype = drafter.fc.dtype
     attention = UnrolledAttention(sequences.positions, drafter.shape.window)
     hidden = drafter.fuse(_back(sequences.features, 1).masked_fill(sequences.positions[:, None] == 0, 0).to(dtype))
+    tokens = sequences.tokens
+    masks = drafter.masks(len(tokens)) if drafter.shape.block else None
     learn = sequences.learn[rows]
     positions = sequences.positions[rows]
     for run in range(runs):
-        out = drafter(sequences.tokens, hidden, sequences.positions, attention)
-        yield (learn & (positions >= run)).float(), drafter.logits(out[rows]).float()
-        hidden = _back(out, 1)
+        out = drafter(tokens, hidden, sequences.positions, attention)
+        scored = drafter.condition(out[rows], sequences.tokens[rows])
+        yield (learn & (positions >= run)).float(), drafter.logits(scored).float()
+        tokens, hidden = masks or (tokens, _back(out, 1))
 
 
 def unrolled_loss(
@@ -163,7 +164,7 @@ def unrolled_loss(
     target = _wanted(drafter, sequences, rows)
     agree = []
     likeliest = target.argmax(-1)
-    for run, (counts, logits) in enumerate(_unroll(drafter, sequences, runs, rows)):
+    for run, (counts, logits) in enumerate(unroll(drafter, sequences, runs, rows)):
         count = counts.sum()
         share = counts / count.clamp(min=1.0)
         total = total + discount**run * (share * _distance(logits, target, loss)).sum()
@@ -179,7 +180,7 @@ def expected_accept_length(drafter: EagleModel, sequences: PackedSequences, runs
     rows = sequences.learn.nonzero()[:, 0]
     expected, alive = (torch.zeros(len(sequences.tokens), device=sequences.tokens.device) for _ in range(2))
     target = _wanted(drafter, sequences, rows)
-    for run, (counts, logits) in enumerate(_unroll(drafter, sequences, runs, rows)):
+    for run, (counts, logits) in enumerate(unroll(drafter, sequences, runs, rows)):
         accepted = torch.zeros_like(alive)
         accepted[rows] = counts * torch.minimum(logits.softmax(-1), target).sum(-1)
         # A draft token is reached if the one before it, one position back, was accepted; none follows the end of a

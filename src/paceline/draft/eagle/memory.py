@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from paceline.draft.base import DrafterMemory, MemoryRequest
-from paceline.draft.eagle.checkpoint import WINDOW
+from paceline.draft.eagle.checkpoint import WINDOW, BlockSection
 from paceline.draft.eagle.files import find_drafter
 from paceline.draft.eagle.model import NEW_WINDOW, DrafterShape, EagleModel
 from paceline.draft.eagle.vocabulary import draft_vocab_size
@@ -31,10 +31,10 @@ def plan_memory(request: MemoryRequest) -> DrafterMemory | None:
         return None
     if sizes is None:
         return None
-    width, window, vocab = sizes
+    width, window, vocab, block = sizes
     window = min(window, shape.max_positions)
     with torch.device("meta"):
-        model = EagleModel(request.policy, DrafterShape(width, window))
+        model = EagleModel(request.policy, DrafterShape(width, window, False, *block))
     parameters = sum(p.numel() for p in model.parameters())
     head = vocab if vocab < shape.vocab_size else 0  # rows of the policy's head that are copied
     slots = request.max_batch + 1
@@ -44,10 +44,13 @@ def plan_memory(request: MemoryRequest) -> DrafterMemory | None:
     return DrafterMemory((parameters + head * shape.hidden_size) * size, (ring + cache) * size, parameters, vocab)
 
 
-def _sizes(name: str | None, model_path: str, shape: DecoderConfig) -> tuple[int, int, int] | None:
-    """Intermediate size, window and tokens that can be drafted; None if there is no drafter."""
+def _sizes(
+    name: str | None, model_path: str, shape: DecoderConfig
+) -> tuple[int, int, int, tuple[int, int, bool]] | None:
+    """Intermediate size, window, tokens that can be drafted, and what `DrafterShape` says of a block; None if there is
+    no drafter."""
     if name == "new":
-        return shape.intermediate_size, NEW_WINDOW, draft_vocab_size(shape.vocab_size)
+        return shape.intermediate_size, NEW_WINDOW, draft_vocab_size(shape.vocab_size), (0, 0, False)
     folder = find_drafter(name, model_path)
     if folder is None:
         return None
@@ -56,4 +59,7 @@ def _sizes(name: str | None, model_path: str, shape: DecoderConfig) -> tuple[int
     width = reading.check(_Size, config.get("intermediate_size", shape.intermediate_size), "intermediate_size")
     window = reading.check(_Size, own.get("window", WINDOW), "window")
     vocab = reading.check(_Size, config.get("draft_vocab_size") or shape.vocab_size, "draft_vocab_size")
-    return width, window, min(vocab, shape.vocab_size)
+    found = own.get("block")
+    block = reading.check(BlockSection, found, "paceline.block") if found else None
+    of_block = (block.tokens, 0, block.sequential) if block else (0, 0, False)
+    return width, window, min(vocab, shape.vocab_size), of_block

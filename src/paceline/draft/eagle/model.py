@@ -29,6 +29,12 @@ class DrafterShape:
     """Entries that a draft token attends to."""
     own_head: bool = False
     """Whether it brings a head of its own, as drafters from elsewhere do, instead of the policy's."""
+    block: int = 0
+    """Draft tokens that one pass makes, behind learned masks; 0 makes them one after the other."""
+    mask_token: int = 0
+    """The token of the policy that stands for draft tokens that are not known yet, in a block."""
+    sequential: bool = False
+    """Whether a block's draft tokens are told the one before them, by a small network in front of the head."""
 
 
 class EagleModel(nn.Module):
@@ -56,6 +62,9 @@ class EagleModel(nn.Module):
         self.norm = nn.Parameter(torch.empty(h))
         vocab_size = c.vocab_size if vocab is None else len(vocab)
         self.own_head = nn.Parameter(torch.empty(vocab_size, h)) if self.shape.own_head else None
+        self.mask_hidden = nn.Parameter(torch.empty(1, 3 * h)) if self.shape.block else None
+        self.mix_in = nn.Parameter(torch.empty(h, 2 * h)) if self.shape.sequential else None
+        self.mix_out = nn.Parameter(torch.empty(h, h)) if self.shape.sequential else None
         self.register_buffer("vocab", vocab, persistent=False)
         self.to(device=policy.device, dtype=policy.dtype)
         self._head: Tensor | None = None
@@ -73,6 +82,8 @@ class EagleModel(nn.Module):
                 param.fill_(1.0)
             else:
                 param.copy_(torch.empty(param.shape).normal_(0, std, generator=generator))
+        if self.mix_out is not None:
+            self.mix_out.zero_()
         return self
 
     def fuse(self, features: Tensor) -> Tensor:
@@ -106,6 +117,21 @@ class EagleModel(nn.Module):
         embedded = F.embedding(tokens, table).to(hidden.dtype)
         return layer.forward(hidden, *turned, attention, rms_norm(embedded, self.embed_norm, layer.eps)), None
 
+    def masks(self, count: int) -> tuple[Tensor, Tensor]:
+        """Inputs of draft tokens that are not known yet: tokens [count] and hidden [count, hidden]."""
+        assert self.mask_hidden is not None, "only a block has masks"
+        tokens = torch.full((count,), self.shape.mask_token, device=self.fc.device)
+        return tokens, self.fuse(self.mask_hidden).expand(count, -1).contiguous()
+
+    def condition(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """What the head scores, [N, hidden], from the layer's output and the tokens [N] right before those to come."""
+        if self.mix_in is None or self.mix_out is None:
+            return hidden
+        eps = self.layer.eps
+        embedded = rms_norm(F.embedding(tokens, self.policy.embed.weight).to(hidden.dtype), self.embed_norm, eps)
+        mixed = torch.mm(torch.cat((rms_norm(hidden, self.norm, eps), embedded), -1), self.mix_in.t())
+        return hidden + torch.mm(F.silu(mixed), self.mix_out.t())
+
     def logits(self, hidden: Tensor, normed: Tensor | None = None) -> Tensor:
         """[N, hidden] -> scores of the next token [N, draft vocabulary]; quicker where it is known normed."""
         if normed is None:
@@ -129,10 +155,15 @@ class EagleModel(nn.Module):
             torch.index_select(self.policy.head.weight.detach(), 0, self.vocab, out=self._head)
 
 
-def new_drafter(policy: Decoder, window: int, seed: int, vocab: Tensor | None = None) -> EagleModel:
-    """An untrained one, as wide as a layer of its policy. It begins with what it can take over from the last layer that
+def new_drafter(
+    policy: Decoder, window: int, seed: int, vocab: Tensor | None = None, block: int = 0, sequential: bool = False
+) -> EagleModel:
+    """An untrained one, as wide as a layer of its policy; with `block`, one that makes so many draft tokens in a pass,
+    whose mask is the last token of the vocabulary. It begins with what it can take over from the last layer that
     does something: after as much training its accept length is higher by a tenth."""
-    shape = DrafterShape(policy.config.intermediate_size, min(window, policy.config.max_positions))
+    c = policy.config
+    mask = c.vocab_size - 1 if block else 0
+    shape = DrafterShape(c.intermediate_size, min(window, c.max_positions), False, block, mask, sequential)
     drafter = EagleModel(policy, shape, vocab).init_weights(seed)
     theirs = dict(last_active_layer(policy).named_parameters())
     with torch.no_grad():

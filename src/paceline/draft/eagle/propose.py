@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.draft.base import DeviceDraft
 from paceline.draft.eagle.cache import RoundAttention
 from paceline.draft.eagle.paged_cache import PagedRound
 from paceline.kernels.gumbel_argmax import gumbel_argmax
@@ -45,18 +46,25 @@ class Sampler:
             known = noise if model.vocab is None else noise[..., model.vocab]
             self.noise = known * (~greedy).to(known.dtype)[:, None, None]
 
-    def sample(self, hidden: Tensor, normed: Tensor | None, level: int) -> Tensor:
-        """The draft tokens [B] that follow [B, hidden]."""
+    def sample(
+        self, hidden: Tensor, normed: Tensor | None, level: int, confidence: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """The draft tokens [B] that follow [B, hidden], and with `confidence` their log-probabilities [B]."""
         if not self.in_kernel:
-            return self.tokens(self.scores(hidden, level).argmax(-1))
+            scores = self.scores(hidden, level)
+            index = scores.argmax(-1)
+            if not confidence:
+                return self.tokens(index), None
+            logits = scores if self.noise is None else scores - self.noise[:, level]
+            return self.tokens(index), logits.log_softmax(-1).gather(-1, index[:, None])[:, 0]
         logits = self.model.logits(hidden, normed)
         rows = self.rows
         vocab = self.model.vocab
         keys = rows.sampling.keys
         temperature = rows.sampling.temperature
-        return gumbel_argmax(logits, keys, rows.context, temperature, None, vocab, self.noisy, False, ahead=1 + level)[
-            0
-        ]
+        return gumbel_argmax(
+            logits, keys, rows.context, temperature, None, vocab, self.noisy, confidence, ahead=1 + level
+        )
 
     def scores(self, hidden: Tensor, level: int) -> Tensor:
         """What follows [B * n, hidden], where n belong to each request -> [B * n, tokens that can be drafted]"""
@@ -75,26 +83,31 @@ class Sampler:
 
 def propose_chain(
     model: EagleModel, rows: RowsView, hidden: Tensor, strategy: Strategy, sampler: Sampler, attention: Attention
-) -> tuple[Tensor, Tensor]:
+) -> DeviceDraft:
     batch = len(rows.context)
     device = rows.context.device
     depth = strategy.depth
     positions = rows.context[:, None] + up_to(depth + 1, device)[1:]
     cos, sin = (x.view(batch, depth, 1, -1) for x in model.rotations(positions.flatten(), hidden.dtype))
     tokens: list[Tensor] = []
+    log_probs: list[Tensor] = []
     normed: Tensor | None = None
     for level in range(depth):
         if level:
             attention.draft_token()
             turned = cos[:, level - 1], sin[:, level - 1]
             hidden, normed = model.step(tokens[-1], hidden, turned, attention)
-        tokens.append(sampler.sample(hidden, normed, level))
-    return torch.stack(tokens, 1), up_to(depth, device).expand(batch, -1)
+        token, log_prob = sampler.sample(hidden, normed, level, bool(strategy.shared))
+        tokens.append(token)
+        if strategy.shared and log_prob is not None:
+            log_probs.append(log_prob)
+    parents = up_to(depth, device).expand(batch, -1)
+    return DeviceDraft(torch.stack(tokens, 1), parents, torch.stack(log_probs, 1) if log_probs else None)
 
 
 def propose_tree(
     model: EagleModel, rows: RowsView, hidden: Tensor, strategy: Strategy, sampler: Sampler, attention: Attention
-) -> tuple[Tensor, Tensor]:
+) -> DeviceDraft:
     """At every level the `width` likeliest continuations of the level above; of all, the likeliest `nodes`."""
     batch = len(rows.context)
     device = rows.context.device
@@ -127,7 +140,7 @@ def propose_tree(
     tokens, parents, scores = (torch.cat(part, 1) for part in zip(*levels, strict=True))
     if strategy.nodes < tokens.shape[1]:
         tokens, parents = _likeliest(tokens, parents, scores, strategy.nodes)
-    return tokens, parents
+    return DeviceDraft(tokens, parents)
 
 
 def _likeliest(tokens: Tensor, parents: Tensor, scores: Tensor, nodes: int) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,9 @@ from paceline.draft.eagle.gradients import make_gradients
 from paceline.draft.eagle.loss import DraftLoss, PackedSequences
 from paceline.draft.eagle.model import EagleModel, copy_of
 
+GROW_AT = 0.6  # how often the last draft token in a row agrees with the policy before one more is trained
+GROWTH_HORIZON = 16  # training steps over which that is averaged
+
 
 @dataclass
 class TrainSettings:
@@ -23,6 +26,9 @@ class TrainSettings:
     first_runs: int | None = None
     """How many in the first half of the training, if not as many: what the first one has to learn is most of it, and
     steps with fewer draft tokens are quicker."""
+    grow: bool = False
+    """Whether to begin with one draft token in a row, and to train more as soon as the last one is mostly right:
+    steps with fewer are quicker, and what comes behind a wrong draft token is never used."""
     loss: DraftLoss = "soft"
     warmup: int = 20
 
@@ -40,6 +46,11 @@ class EagleTrainer:
         )
         self.steps = 0
         several = {settings.runs, settings.first_runs or settings.runs}
+        if settings.grow:
+            several |= set(range(1, settings.runs))
+        self.runs = min(several) if settings.grow else settings.runs
+        """Draft tokens in a row that are trained now, where their number grows."""
+        self._agreement = 0.0  # of the last of them, over the last steps
         self._gradients = {runs: make_gradients(self.copy, runs, settings.loss) for runs in several}
         self._computed: torch.cuda.Event | None = None
 
@@ -53,7 +64,7 @@ class EagleTrainer:
         things."""
         s = self.settings
         self._rate = s.lr * min(1.0, (self.steps + 1) / s.warmup) * (1.0 - 0.9 * progress)
-        runs = s.first_runs if s.first_runs and progress < 0.5 else s.runs
+        runs = s.first_runs if s.first_runs and progress < 0.5 else self.runs
         self._found = self._gradients[runs](sequences)
         self._numbers = torch.empty_like(self._found.numbers, device="cpu", pin_memory=self._found.numbers.is_cuda)
         self._numbers.copy_(self._found.numbers, non_blocking=True)
@@ -74,7 +85,16 @@ class EagleTrainer:
                 group["lr"] = self._rate
             self._update(self._found.of)
             self.steps += 1
+            if self.settings.grow:
+                self._grow(agree[-1])
         return value, agree
+
+    def _grow(self, agreement: float) -> None:
+        """The last draft token in a row that is trained agreed so often."""
+        self._agreement += (agreement - self._agreement) / GROWTH_HORIZON
+        if self._agreement > GROW_AT and self.runs < self.settings.runs:
+            self.runs += 1
+            self._agreement = 0.0
 
     @torch.no_grad()
     def _update(self, gradients: list[Tensor]) -> None:
@@ -100,7 +120,7 @@ class EagleTrainer:
         for (name, _), master in zip(self.copy.named_parameters(), self.masters, strict=True):
             moments = self.optimizer.state.get(master, {})
             tensors |= {f"{part}.{name}": tensor for part, tensor in {"master": master, **moments}.items()}
-        return tensors, {"steps": self.steps}
+        return tensors, {"steps": self.steps, "runs": self.runs}
 
     @torch.no_grad()
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
@@ -119,6 +139,7 @@ class EagleTrainer:
                 device = master.device if master.is_cuda else "cpu"
                 self.optimizer.state[master] = {"step": tensors[f"step.{name}"].to(device, copy=True), **moments}
         self.steps = values["steps"]
+        self.runs = min(self.settings.runs, values.get("runs", self.settings.runs))
 
     @torch.no_grad()
     def publish(self) -> None:
