@@ -32,6 +32,8 @@ OPEN = {
     "task.template": "a column is the prompt",
     "task.max_prompt_tokens": "there is no limit but the model's context",
     "speculation.graph_memory_gb": "there is no limit",
+    "rollout.vllm_python": "vLLM, where it is used at all, is where Paceline is",
+    "environment.name": "there is no environment",
     "cluster.address": "Ray is started on this machine, where it is used at all",
     "log.wandb": "it is not used",
     "log.trackio": "it is not used",
