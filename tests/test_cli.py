@@ -80,6 +80,7 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path):
     assert norms[0] == pytest.approx(norms[1], rel=1e-6) and norms[0] != pytest.approx(norms[2], rel=1e-3)
 
 
+GPT2 = {"model_type": "gpt2", "vocab_size": 50257, "hidden_size": 64, "max_position_embeddings": 1024}
 BAD_INPUT = {
     "unknown key": (["rollout.sampels=1"], "did you mean 'rollout.samples'"),
     "wrong type": (["rollout.samples=x"], "'rollout.samples'"),
@@ -116,7 +117,7 @@ def bad(tmp_path_factory):
     for name in ("empty", "bare", "gpt2"):
         (tmp / name).mkdir()
     (tmp / "empty" / "config.json").write_text(json.dumps(tiny_config()))
-    (tmp / "gpt2" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    (tmp / "gpt2" / "config.json").write_text(json.dumps(GPT2))
     for name in ("partial", "wordless"):
         save_model(tiny_model(), tmp / name)
     tensors = load_file(tmp / "partial" / "model.safetensors")

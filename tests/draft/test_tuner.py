@@ -232,7 +232,8 @@ def test_what_drafts_gave_the_sequence_that_ended_last_is_known_of_the_last_roll
         assert tuner.choose(BatchContext(64)).strategy.plain == slow
         known = Tuner(STRATEGIES, 64)
         known.restore(json.loads(json.dumps(tuner.state())))
-        assert known.stragglers.gain == tuner.stragglers.gain == (0.0 if slow else 1.0)
+        assert known.stragglers.gain == tuner.stragglers.gain
+        assert tuner.stragglers.gain < 0.1 if slow else tuner.stragglers.gain > 0.9
 
 
 def test_plain_decoding_is_run_for_two_rounds_and_the_second_one_counts():

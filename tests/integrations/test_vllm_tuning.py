@@ -91,7 +91,7 @@ def test_a_batch_that_ends_with_its_slowest_request(overlap: bool):
         for i in range(64):
             simulated.add(f"{turn} {i}", 256, rate=0.03 if i < 4 else 0.9)
         turns.append(plain / simulated.run())
-    assert turns[0] > 0.85 and min(turns[1:]) > 0.99, turns
+    assert turns[0] > 0.85 and min(turns[1:]) > 0.97, turns
 
 
 def test_a_drafter_that_is_never_right_costs_next_to_nothing():

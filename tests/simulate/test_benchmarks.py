@@ -20,6 +20,7 @@ def test_published_speedups_by_nodes(simulate_nodes, capsys):
 
 def test_real_runs_beside_their_simulation(simulate_runs, capsys):
     words = ["rollout.prompts=2", "rollout.samples=4", "rollout.max_tokens=80", "log.tensorboard=false"]
+    words.append("speculation.explore=0.3")  # so few rounds have plain ones among them, to compare with
     settings = [word for setting in words for word in ("--set", setting)]
     found = simulate_runs.main(["--workers", "1", "--steps", "3", *settings])
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == found

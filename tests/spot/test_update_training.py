@@ -117,7 +117,7 @@ def test_training_backs_off_and_a_resumed_run_remembers_it(tmp_path):
     config = load_config(None, [*WORDS, "spot.share=0.1", f"run_dir={tmp_path / 'run'}"])
     trainer = TrainLoop(config, Run.create(config))
     try:
-        trainer.versions.backoff.every = 2
+        trainer.drafting.versions.backoff.every = 2
         trained = [trainer.step()["drafter/steps"] > 0 for _ in range(3)]
         trainer.saver.save()
     finally:
@@ -125,7 +125,7 @@ def test_training_backs_off_and_a_resumed_run_remembers_it(tmp_path):
     assert trained == [True, False, True]
     resumed = TrainLoop(config, Run.open(tmp_path / "run"))
     resumed.close()
-    assert resumed.versions.backoff.state() == trainer.versions.backoff.state()
+    assert resumed.drafting.versions.backoff.state() == trainer.drafting.versions.backoff.state()
 
 
 INVESTING = [word for word in WORDS if not word.startswith(("steps", "spot"))]

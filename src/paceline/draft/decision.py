@@ -21,6 +21,8 @@ class BatchContext:
     """By drafter: rows of the passes that it has to make first because it did not run."""
     slowest: float | None = None
     """Acceptance rate of the slowest sequence over that of all (`draft.stragglers.slowest`); None if not known."""
+    served: bool = False
+    """Whether requests wait for a slot or keep coming, so that nobody waits for the slowest sequence."""
     most_rows: float = inf
     """Tokens that a pass may verify at most, plain decoding apart: CUDA graphs may end there."""
 

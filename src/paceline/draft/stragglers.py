@@ -54,8 +54,34 @@ class Stragglers:
 
     def __post_init__(self) -> None:
         self._lengths: deque[int] = deque(maxlen=1024)
+        self._begin(0)
+
+    def _begin(self, sequences: int) -> None:
+        self._sequences = sequences  # that began together; 0 where others came later
+        self._ended: list[int] = []  # lengths of those that have ended
         self._plain_rounds = 0
         self._drafted: list[float] = []  # mean accepted draft tokens of each drafted round
+
+    def running(self, batch: int, before: int, served: bool) -> None:
+        """A round of so many sequences is coming, after one of `before`. `served`: requests wait or keep coming."""
+        if served:
+            self._begin(0)
+        elif batch > before or len(self._ended) >= max(1, self._sequences):
+            self._measure_gain()
+            self._begin(batch)
+
+    def _measure_gain(self) -> None:
+        """Of sequences that began together, the one that ended last took part in every round. Its first token came with
+        its prompt."""
+        if (
+            not self._ended
+            or len(self._ended) != self._sequences
+            or len(self._drafted) < ENOUGH
+            or sum(self._drafted) == 0
+        ):
+            return
+        accepted = max(self._ended) - 1 - self._plain_rounds - len(self._drafted)
+        self.gain = min(1.0, max(0.0, accepted / sum(self._drafted)))
 
     def observe(self, accepted: Iterable[int] | None, ended: Iterable[int]) -> None:
         """A round: accepted draft tokens per sequence, None for plain decoding, and lengths of what ended with it."""
@@ -64,6 +90,7 @@ class Stragglers:
         else:
             self._plain_rounds += 1
         self._lengths.extend(ended)
+        self._ended.extend(ended)
 
     def see(self, size: int, ratio: float) -> None:
         """After a drafted round. A ratio is given the benefit of what is not known yet, so it falls at once and rises
@@ -77,17 +104,8 @@ class Stragglers:
         self.ratios = {size: ratio + (1 - ratio) / HORIZON for size, ratio in self.ratios.items()}
         self.gain += (1 - self.gain) / HORIZON
         if self._lengths:
-            longest = max(self._lengths)
-            self.together = median(self._lengths) / longest
-            if len(self._drafted) >= ENOUGH and sum(self._drafted) > 0:
-                # Whatever ended last took part in every round, unless requests came one by one, which takes more
-                # rounds than it has tokens. Its first token came with its prompt.
-                accepted = longest - 1 - self._plain_rounds - len(self._drafted)
-                if accepted >= 0:
-                    self.gain = min(1.0, accepted / sum(self._drafted))
+            self.together = median(self._lengths) / max(self._lengths)
         self._lengths.clear()
-        self._plain_rounds = 0
-        self._drafted = []
 
     def waited_for(self, size: int, rate: float, depth: int, accept_length: float) -> float:
         """Share of the slowest sequence's tokens that are left when the average sequence has ended. `rate` and

@@ -54,6 +54,7 @@ class Tuner:
             self.stragglers.start_over()
             for acceptance in self._acceptance.values():
                 acceptance.start_over()
+        self.stragglers.running(context.batch, self._batch, context.served)
         self._batch = context.batch
         size = bucket(self._ladder, context.batch)
         if context.slowest is not None and not self._last.strategy.plain:
@@ -88,7 +89,7 @@ class Tuner:
         rounds = max(1.0, min(HORIZON, context.tokens_left / tokens))
         rows = context.catch_up_rows.get(strategy.drafter, 0)
         seconds += self._costs.catch_up_s(size, strategy.drafter, rows) / rounds
-        if alone:
+        if alone or context.served:
             return seconds / tokens
         waited_for = self.stragglers.waited_for(size, acceptance.first_rate, strategy.depth, tokens)
         return seconds / tokens + waited_for * self._costs.alone_s(size)

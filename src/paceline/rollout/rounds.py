@@ -170,9 +170,8 @@ class Rounds:
         shape = self.runner.shape(batch)
         left = (rows.ends[:batch] - rows.context[:batch]).mean() - 1  # the last token is not in the KV cache yet
         catch_up_rows = {name: d.catch_up_rows(shape) for name, d in self.drafters.items()}
-        # Where requests wait for a slot, nobody waits for a sequence.
-        ratio = 1.0 if self.scheduler.waiting else slowest(rows.reached[:batch], rows.accepted[:batch])
-        return BatchContext(batch, float(left), catch_up_rows, ratio)
+        ratio = slowest(rows.reached[:batch], rows.accepted[:batch])
+        return BatchContext(batch, float(left), catch_up_rows, ratio, served=bool(self.scheduler.waiting))
 
     @property
     def _captured(self) -> int:

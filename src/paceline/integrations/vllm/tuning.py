@@ -81,7 +81,7 @@ class DepthTuner:
         self._since_arrival = 0 if joined else self._since_arrival + 1
         served = waiting or self._since_arrival < HORIZON
         context = BatchContext(
-            batch, slowest=1.0 if served else self._requests.slowest(), most_rows=self.envelope.most_rows
+            batch, slowest=self._requests.slowest(), served=served, most_rows=self.envelope.most_rows
         )
         if self._kept > 0 and context.allows(self.choice.strategy):
             self._kept -= 1
