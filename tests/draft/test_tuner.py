@@ -3,71 +3,21 @@
 from __future__ import annotations
 
 import json
-import random
 import time
 from itertools import pairwise
-from statistics import fmean
 
-import numpy as np
 import pytest
 
-from paceline.draft.acceptance import FADE, PRIOR, Acceptance
+from paceline.draft.acceptance import PRIOR, Acceptance
 from paceline.draft.decision import BatchContext, Choice, RoundOutcome
 from paceline.draft.ladder import batch_ladder, bucket
 from paceline.draft.registry import default_strategies
-from paceline.draft.stragglers import slowest
 from paceline.draft.strategy import PLAIN, Strategy
 from paceline.draft.tuner import MARGIN, Tuner
 from paceline.draft.tuner_state import TunerState
 from paceline.files import reading
 
-STRATEGIES = [Strategy.parse(s) for s in ("plain", "suffix:3", "neural:2", "neural:4", "neural:7", "neural:4x3/8")]
-
-
-class Machine:
-    """A pass costs a floor until too many tokens run at once; a draft costs a share of that per level."""
-
-    def __init__(self, rate: dict[str, float], seed: int = 0, knee: int = 128):
-        self.rate = rate
-        self.knee = knee
-        self.dice = random.Random(seed)
-
-    def cost(self, batch: int, s: Strategy) -> float:
-        tokens = batch * (1 + s.nodes)
-        draft = 0.15 * s.depth if s.drafter == "neural" else 0.02
-        return 1e-3 * (max(1.0, tokens / self.knee) + (0 if s.plain else draft))
-
-    def accept_length(self, s: Strategy) -> float:
-        return sum(self.rate.get(s.drafter, 0.0) ** level for level in range(s.depth + 1))
-
-    def speed(self, batch: int, s: Strategy) -> float:
-        return batch * self.accept_length(s) / self.cost(batch, s)
-
-    def accepted(self, s: Strategy, batch: int) -> list[int]:
-        return [self.draw(s.depth, self.rate.get(s.drafter, 0.0)) for _ in range(batch)]
-
-    def draw(self, depth: int, rate: float) -> int:
-        count = 0
-        while count < depth and self.dice.random() < rate:
-            count += 1
-        return count
-
-    def round(self, tuner: Tuner, batch: int) -> Choice:
-        choice = tuner.choose(BatchContext(batch))
-        s = choice.strategy
-        seconds = self.cost(batch, s) * self.dice.uniform(0.97, 1.1)
-        tuner.observe(RoundOutcome(choice, batch, seconds, None if s.plain else self.accepted(s, batch)))
-        return choice
-
-
-def play(tuner: Tuner, machine: Machine, batch: int, rounds: int) -> float:
-    """The speed that its choices have on average: what it sees is noisy, what it is judged by is not."""
-    chosen = [machine.round(tuner, batch).strategy for _ in range(rounds)]
-    return batch * sum(machine.accept_length(s) for s in chosen) / sum(machine.cost(batch, s) for s in chosen)
-
-
-def told(tuner: Tuner, batch: int, s: Strategy, seconds: float, accepted: list[int] | None, **more) -> None:
-    tuner.observe(RoundOutcome(Choice(s), batch, seconds, accepted, **more))
+from .machine import STRATEGIES, Machine, play, told
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -85,155 +35,6 @@ def test_a_large_batch_where_nothing_pays_is_not_slower_from_the_start():
     machine, tuner = Machine({"neural": 0.85, "suffix": 0.3}, knee=40), Tuner(STRATEGIES, 256)
     assert max(STRATEGIES, key=lambda s: machine.speed(256, s)) == PLAIN
     assert play(tuner, machine, 256, 300) > 0.97 * machine.speed(256, PLAIN)
-
-
-class EqualLengths:
-    """Sequences that all have 384 tokens, of which the `hard` first ones hardly ever have a draft token accepted."""
-
-    def __init__(self, count: int, hard: int, knee: int):
-        self.count = count
-        self.hard = hard
-        self.machine = Machine({}, knee=knee)
-        self.dice = np.random.default_rng(0)
-
-    def rollout(self, tuner: Tuner | None) -> float:
-        """Seconds; without a tuner those of plain decoding."""
-        left = np.full(self.count, 384)
-        easy = np.arange(self.count) >= self.hard
-        reached = np.zeros(self.count)
-        accepted = np.zeros(self.count)
-        total = 0.0
-        while len(left):
-            context = BatchContext(len(left), slowest=slowest(reached, accepted))
-            choice = tuner.choose(context) if tuner else Choice(PLAIN)
-            s = choice.strategy
-            rates = np.where(easy, 0.97, 0.02) if s.drafter == "neural" else np.full(len(left), 0.02)
-            drawn = np.logical_and.accumulate(self.dice.random((len(left), s.depth)) < rates[:, None], 1).sum(1)
-            if not s.plain:
-                reached = FADE * reached + np.minimum(drawn + 1, s.depth)
-                accepted = FADE * accepted + drawn
-            left = left - 1 - drawn
-            seconds = self.machine.cost(len(drawn), s)
-            total += seconds
-            if tuner:
-                told = None if s.plain else drawn.tolist()
-                ended = [384] * int((left <= 0).sum())
-                tuner.observe(RoundOutcome(choice, len(drawn), seconds, told, ended=ended))
-            left, easy, reached, accepted = (column[left > 0] for column in (left, easy, reached, accepted))
-        return total
-
-    def times_plain(self) -> float:
-        tuner = Tuner(STRATEGIES, 128)
-        plain = self.rollout(None)
-        self.rollout(tuner)
-        return fmean(self.rollout(tuner) for _ in range(4)) / plain
-
-
-@pytest.mark.parametrize("hard", [0, 1, 3, 25, 60, 64])
-def test_sequences_of_one_length_are_not_slower_because_some_are_hard_to_draft_for(hard: int):
-    """Most tokens per second are not the soonest end: the step ends with the slowest sequence. Without hard ones
-    drafting pays."""
-    found = EqualLengths(128, hard, knee=256).times_plain()
-    assert found < (1.04 if hard else 0.8), found
-
-
-@pytest.mark.parametrize(("count", "knee"), [(32, 128), (8, 64)])
-def test_one_hard_sequence_among_few(count: int, knee: int):
-    """Until it is known to be one, which takes the larger a share of the time the more drafting gives the others."""
-    assert EqualLengths(count, 0, knee).times_plain() < 0.5
-    found = EqualLengths(count, 1, knee).times_plain()
-    assert found < 1.15, found
-
-
-def test_the_slowest_sequence():
-    reached = np.full(16, 40.0)
-    alike = slowest(reached, 0.8 * reached)
-    assert alike == 1.0, "chance"
-    one = 0.8 * reached
-    one[3] = 0.0
-    ratio = slowest(reached, one)
-    assert ratio is not None and 0.1 < ratio < 0.4
-    assert slowest(reached / 10, one / 10) is None, "too little is known"
-    few = np.concatenate([reached, [1.0]])
-    assert slowest(few, np.concatenate([0.8 * reached, [0.0]])) > 0.8, "one draft token says nothing"
-    assert slowest(reached, np.zeros(16)) == 1.0, "all are as slow"
-
-
-def test_by_chance_alone_no_sequence_is_a_straggler():
-    dice = np.random.default_rng(0)
-    found = [slowest(np.full(128, n), dice.binomial(int(n), 0.8, 128)) for n in (10.0, 30.0, 100.0) for _ in range(20)]
-    assert all(ratio is not None and ratio > 0.7 for ratio in found) and fmean(found) > 0.85  # type: ignore[type-var]
-
-
-def test_stragglers_count_where_sequences_end_together():
-    """In a long tail the one that is waited for may be any."""
-    for lengths in ([384] * 64, [80] * 60 + [4000] * 4):
-        machine, tuner = Machine({"neural": 0.8}, knee=150), Tuner(STRATEGIES, 64)
-        play(tuner, machine, 64, 300)
-        tuner.explore = 0.0
-        assert not tuner.choose(BatchContext(64)).strategy.plain
-        hard = BatchContext(64, slowest=0.0)
-        assert tuner.choose(hard).strategy.plain, "nothing is known of how they end"
-        told(tuner, 64, PLAIN, machine.cost(64, PLAIN), None, ended=lengths)
-        tuner.choose(BatchContext(1))
-        flat = len(set(lengths)) == 1
-        assert tuner.choose(hard).strategy.plain == flat
-        known = Tuner(STRATEGIES, 64, explore=0.0)
-        known.restore(json.loads(json.dumps(tuner.state())))
-        assert known.choose(BatchContext(64)).strategy.plain == flat, "saved with the rest"
-
-
-def test_what_is_known_about_stragglers_is_kept_and_slowly_forgotten():
-    machine, tuner = Machine({"neural": 0.8}, knee=150), Tuner(STRATEGIES, 64)
-    play(tuner, machine, 64, 300)
-    tuner.explore = 0.0
-    assert tuner.choose(BatchContext(64, slowest=0.0)).strategy.plain
-    play(tuner, machine, 40, 50)
-    assert not tuner.choose(BatchContext(40)).strategy.plain, "the slow ones are left: as slow as each other"
-    assert tuner.choose(BatchContext(64)).strategy.plain, "new sequences of which nothing is known yet"
-    assert tuner.choose(BatchContext(64)).strategy.plain, "two rounds in a row"
-    for _ in range(100):
-        tuner.stragglers.start_over()
-    assert not tuner.choose(BatchContext(64)).strategy.plain, "a hundred rollouts that did not show it"
-
-
-def test_a_few_drafts_do_not_outweigh_what_is_known_of_stragglers():
-    """What little is known of new sequences cannot tell that none of them is slow."""
-    machine, tuner = Machine({"neural": 0.8}, knee=150), Tuner(STRATEGIES, 64)
-    play(tuner, machine, 64, 300)
-    tuner.explore = 0.0
-    tuner.stragglers.see(64, 0.0)
-    for _ in range(3):
-        tuner.stragglers.see(64, 1.0)
-    assert tuner.choose(BatchContext(64, slowest=1.0)).strategy.plain
-    for _ in range(100):
-        tuner.stragglers.see(64, 1.0)
-    tuner.choose(BatchContext(64))
-    assert not tuner.choose(BatchContext(64)).strategy.plain, "many rounds can"
-    tuner.choose(BatchContext(64, slowest=0.5))
-    assert tuner.stragglers.ratios[64] == 0.5, "one is slow"
-
-
-def test_what_drafts_gave_the_sequence_that_ended_last_is_known_of_the_last_rollout():
-    """Of 64 sequences of 384 tokens one has no draft accepted, which nothing but the number of rounds tells."""
-    machine, tuner = Machine({"neural": 0.8}, knee=150), Tuner(STRATEGIES, 64)
-    play(tuner, machine, 64, 300)
-    tuner.explore = 0.0
-    tuner.choose(BatchContext(1))
-    tuner.choose(BatchContext(64))
-    assert not tuner.choose(BatchContext(64)).strategy.plain
-    for slow in (True, False):
-        told(tuner, 64, PLAIN, machine.cost(64, PLAIN), None)
-        for _ in range(50):
-            told(tuner, 64, Strategy.parse("neural:3"), 2e-3, [3] * 63 + [0])
-        told(tuner, 1, PLAIN, 1e-3, None, ended=[1 + 52 if slow else 1 + 52 + 150] * 64)
-        tuner.choose(BatchContext(1))
-        tuner.choose(BatchContext(64))
-        assert tuner.choose(BatchContext(64)).strategy.plain == slow
-        known = Tuner(STRATEGIES, 64)
-        known.restore(json.loads(json.dumps(tuner.state())))
-        assert known.stragglers.gain == tuner.stragglers.gain
-        assert tuner.stragglers.gain < 0.1 if slow else tuner.stragglers.gain > 0.9
 
 
 def test_plain_decoding_is_run_for_two_rounds_and_the_second_one_counts():

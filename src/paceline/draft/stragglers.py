@@ -13,7 +13,7 @@ counts.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
@@ -47,7 +47,6 @@ class Stragglers:
     """How much the completions of the last rollout ended together: their median length over the longest."""
     ratios: dict[int, float] = field(default_factory=dict)
     """By batch size: acceptance rate of the slowest sequence over that of all, when that was last seen."""
-
     gain: float = 1.0
     """Draft tokens that were accepted per round for the sequence that ended last, over those of all, in the last
     rollout."""
@@ -57,40 +56,42 @@ class Stragglers:
         self._begin(0)
 
     def _begin(self, sequences: int) -> None:
-        self._sequences = sequences  # that began together; 0 where others came later
-        self._ended: list[int] = []  # lengths of those that have ended
+        self._sequences = sequences  # that began together; 0 where some came later, or left and may come back
+        self._ended = 0  # of those
+        self._longest = 0
         self._plain_rounds = 0
-        self._drafted: list[float] = []  # mean accepted draft tokens of each drafted round
+        self._drafted_rounds = 0
+        self._accepted = 0.0  # draft tokens of a mean sequence
 
     def running(self, batch: int, before: int, served: bool) -> None:
         """A round of so many sequences is coming, after one of `before`. `served`: requests wait or keep coming."""
-        if served:
-            self._begin(0)
-        elif batch > before or len(self._ended) >= max(1, self._sequences):
+        left = self._sequences - self._ended
+        if batch > 2 * before or (self._sequences and not left):
             self._measure_gain()
             self._begin(batch)
+        elif self._sequences and batch > before and not self._ended:  # they are still being taken in
+            self._sequences = batch
+        elif batch > before or batch < left or (served and self._ended):
+            self._sequences = 0
 
     def _measure_gain(self) -> None:
         """Of sequences that began together, the one that ended last took part in every round. Its first token came with
         its prompt."""
-        if (
-            not self._ended
-            or len(self._ended) != self._sequences
-            or len(self._drafted) < ENOUGH
-            or sum(self._drafted) == 0
-        ):
-            return
-        accepted = max(self._ended) - 1 - self._plain_rounds - len(self._drafted)
-        self.gain = min(1.0, max(0.0, accepted / sum(self._drafted)))
+        complete = self._sequences > 0 and self._ended == self._sequences
+        if complete and self._drafted_rounds >= ENOUGH and self._accepted > 0:
+            accepted = self._longest - 1 - self._plain_rounds - self._drafted_rounds
+            self.gain = min(1.0, max(0.0, accepted / self._accepted))
 
-    def observe(self, accepted: Iterable[int] | None, ended: Iterable[int]) -> None:
+    def observe(self, accepted: Sequence[int] | None, ended: Sequence[int]) -> None:
         """A round: accepted draft tokens per sequence, None for plain decoding, and lengths of what ended with it."""
         if accepted:
-            self._drafted.append(fmean(accepted))
+            self._drafted_rounds += 1
+            self._accepted += fmean(accepted)
         else:
             self._plain_rounds += 1
         self._lengths.extend(ended)
-        self._ended.extend(ended)
+        self._ended += len(ended)
+        self._longest = max([self._longest, *ended])
 
     def see(self, size: int, ratio: float) -> None:
         """After a drafted round. A ratio is given the benefit of what is not known yet, so it falls at once and rises

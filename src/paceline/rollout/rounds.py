@@ -170,8 +170,9 @@ class Rounds:
         shape = self.runner.shape(batch)
         left = (rows.ends[:batch] - rows.context[:batch]).mean() - 1  # the last token is not in the KV cache yet
         catch_up_rows = {name: d.catch_up_rows(shape) for name, d in self.drafters.items()}
-        ratio = slowest(rows.reached[:batch], rows.accepted[:batch])
-        return BatchContext(batch, float(left), catch_up_rows, ratio, served=bool(self.scheduler.waiting))
+        served = bool(self.scheduler.waiting)
+        ratio = None if served else slowest(rows.reached[:batch], rows.accepted[:batch])
+        return BatchContext(batch, float(left), catch_up_rows, ratio, served)
 
     @property
     def _captured(self) -> int:

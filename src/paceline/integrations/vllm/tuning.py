@@ -80,9 +80,8 @@ class DepthTuner:
         self._arriving = arrived
         self._since_arrival = 0 if joined else self._since_arrival + 1
         served = waiting or self._since_arrival < HORIZON
-        context = BatchContext(
-            batch, slowest=self._requests.slowest(), served=served, most_rows=self.envelope.most_rows
-        )
+        ratio = None if served else self._requests.slowest()
+        context = BatchContext(batch, slowest=ratio, served=served, most_rows=self.envelope.most_rows)
         if self._kept > 0 and context.allows(self.choice.strategy):
             self._kept -= 1
             return self.choice
