@@ -8,7 +8,6 @@ imports the tasks and the user's function and nothing else, so it starts in a mo
 from __future__ import annotations
 
 import pickle
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,8 @@ from pathlib import Path
 from paceline.core import Sample
 from paceline.errors import UserError
 from paceline.files.reading import shorten
-from paceline.process.child import Ended, Mailbox, Said
+from paceline.process.child import Said
+from paceline.process.pool import POLL, ChildPool, signal_name
 from paceline.tasks.environments.protocol import Messages
 from paceline.tasks.reward_call import FinishedAnswer, Per, RewardCall
 from paceline.tasks.reward_errors import RewardErrors
@@ -25,13 +25,14 @@ from paceline.tasks.reward_queue import RewardQueue
 from paceline.tasks.rewards import Reward, load_reward
 
 MAX_DEATHS = 3  # of a process in a row without a result in between, before the run stops
-POLL = 0.05  # seconds for which a caller that waits lets the processes work before it looks at the clock
 
 
-class RewardPool:
+class RewardPool(ChildPool[RewardProcess]):
     """Submit completions, collect results. `functions` are (name, weight) pairs as in the settings, or rewards that are
     Python objects; those run in this process, because no other could import them. `per` says of some of the names what
     they are called per; the others ask for it themselves."""
+
+    imported_message = Imported
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class RewardPool:
         start_timeout_s: float = 120.0,
         per: Mapping[str, Per] | None = None,
     ):
+        super().__init__(log)
         objects = [f for f in functions if isinstance(f, Reward)]
         named = [(*f, (per or {}).get(f[0])) for f in functions if not isinstance(f, Reward)]
         self.functions = [(r.name, r.weight) for r in objects] + [(name, weight) for name, weight, _ in named]
@@ -51,19 +53,16 @@ class RewardPool:
         self.seconds = 0.0
         """Time that the functions took, whoever waited for it."""
         self.errors = RewardErrors(log)
-        self._log = log
         self._queue = RewardQueue()
         self._killed: set[tuple[Per, int]] = set()  # calls on which a process was killed once
         self._inline = [*objects, *(load_reward(*f) for f in named)] if workers == 0 else []
         if self._inline:
             self._queue.know(tuple(dict.fromkeys(reward.per for reward in self._inline)))
-        self._mailbox = Mailbox()
         self._processes = [RewardProcess(named, self._mailbox, log) for _ in range(workers)]
 
     def ready(self) -> None:
         """Wait until the functions are imported; say so if one cannot be."""
-        while not all(process.ready for process in self._processes):
-            self._poll(POLL)
+        self._wait_until_ready()
 
     @property
     def open(self) -> int:
@@ -105,26 +104,10 @@ class RewardPool:
         self._queue.metrics = {}
         return {name: one.mean for name, one in logged.items()}
 
-    def _poll(self, seconds: float) -> None:
-        for message in self._mailbox.take(seconds):
-            process = next(p for p in self._processes if p.child is message.child)
-            if isinstance(message, Ended):
-                self._ended(process, message.reason)
-            elif isinstance(message.message, Imported):
-                self._imported(process, message.message)
-            else:
-                self._done(process, message)
-        for process in self._processes:
-            self._check_time(process)
-        self._feed()
-
-    def _imported(self, process: RewardProcess, message: Imported) -> None:
-        if message.problem:
-            raise UserError(message.problem)
-        process.ready = True
+    def _imported(self, message: Imported) -> None:
         self._queue.know(message.per)
 
-    def _done(self, process: RewardProcess, message: Said) -> None:
+    def _replied(self, process: RewardProcess, message: Said) -> None:
         done: RewardDone = message.message
         process.jobs.popleft()
         process.since = message.at
@@ -148,7 +131,7 @@ class RewardPool:
         code = process.child.how_it_ended()
         how = "was ended" if code is None else f"exited with code {code}"
         if code is not None and code < 0:
-            how = f"was killed by signal {-code} ({_signal_name(-code)})"
+            how = f"was killed by signal {-code} ({signal_name(-code)})"
         process.deaths += 1
         if not process.ready and (code is None or code >= 0):
             raise UserError(f"the reward process {how} while it was importing the functions{self._see_log}")
@@ -206,22 +189,6 @@ class RewardPool:
     def _names(self) -> str:
         return " or ".join(name for name, _ in self.functions)
 
-    @property
-    def _see_log(self) -> str:
-        return f"; see {self._log}" if self._log else ""
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.child.close()
-        self._processes = []
-
 
 def _for_several(call: RewardCall) -> str:
     return f" for {len(call.answers)} completions" if len(call.answers) > 1 else ""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"

@@ -8,7 +8,6 @@ in another one, by doing again what they have done.
 from __future__ import annotations
 
 import pickle
-import signal
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -17,22 +16,23 @@ from pathlib import Path
 from paceline.core import Prompt, Sample
 from paceline.errors import RunError, UserError
 from paceline.files.reading import shorten
-from paceline.process.child import Ended, Mailbox, Said
+from paceline.process.child import Said
+from paceline.process.pool import POLL, ChildPool, signal_name
 from paceline.tasks.environments.messages import Action, EnvironmentJob, JobDone, ToolboxReady, ToolboxSpec
 from paceline.tasks.environments.process import EnvironmentProcess
 
 MAX_STARTS = 3  # that end in a row while everything is imported, before the run stops
-POLL = 0.05  # seconds for which a caller that waits lets the processes work before it looks at the clock
 
 
-class EnvironmentPool:
+class EnvironmentPool(ChildPool[EnvironmentProcess]):
+    imported_message = ToolboxReady
+
     def __init__(self, spec: ToolboxSpec, workers: int = 2, timeout_s: float = 30.0, log: Path | None = None):
+        super().__init__(log)
         self.spec = spec
         self.timeout_s = timeout_s
         self.imported: ToolboxReady | None = None
         """What the first process has told."""
-        self._log = log
-        self._mailbox = Mailbox()
         self._waiting: deque[EnvironmentJob] = deque()
         self._homes: dict[int, EnvironmentProcess] = {}  # by episode: which process knows it
         self._done: list[JobDone] = []
@@ -41,8 +41,7 @@ class EnvironmentPool:
 
     def ready(self) -> ToolboxReady:
         """Wait until all is imported; say so if something cannot be."""
-        while not all(process.ready for process in self._processes):
-            self._poll(POLL)
+        self._wait_until_ready()
         assert self.imported is not None
         return self.imported
 
@@ -88,23 +87,7 @@ class EnvironmentPool:
         self._homes.clear()
         self._done.clear()
 
-    def _poll(self, seconds: float) -> None:
-        for message in self._mailbox.take(seconds):
-            process = next(p for p in self._processes if p.child is message.child)
-            if isinstance(message, Ended):
-                self._ended(process, message.reason)
-            elif isinstance(message.message, ToolboxReady):
-                self._imported(process, message.message)
-            else:
-                self._replied(process, message)
-        for process in self._processes:
-            self._check_time(process)
-        self._feed()
-
-    def _imported(self, process: EnvironmentProcess, message: ToolboxReady) -> None:
-        if message.problem:
-            raise UserError(message.problem)
-        process.ready = True
+    def _imported(self, message: ToolboxReady) -> None:
         self.imported = self.imported or message
 
     def _replied(self, process: EnvironmentProcess, message: Said) -> None:
@@ -186,22 +169,8 @@ class EnvironmentPool:
             self._homes.pop(job.episode, None)
         return True
 
-    @property
-    def _see_log(self) -> str:
-        return f"; see {self._log}" if self._log else ""
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.child.close()
-        self._processes = []
-
 
 def _how(code: int | None, reason: str) -> str:
     if code is None:
         return reason
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"
+    return f"exit code {code}" if code >= 0 else f"signal {signal_name(-code)}"
