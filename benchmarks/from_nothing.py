@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import time
 from itertools import accumulate
@@ -26,11 +25,7 @@ from pathlib import Path
 if "--cpu-time" in sys.argv:  # before anybody keeps a reference to the other one
     time.perf_counter = time.process_time
 
-from paceline.config import load_config
-from paceline.core import Group
-from paceline.loop import TrainLoop
-from paceline.observe.clock import Clock
-from paceline.run import Run
+from in_turns import count_same, make_loop, step_in_turn
 
 ARMS = {
     "plain": ["speculation.mode=plain"],
@@ -43,32 +38,23 @@ DRAFTING = ("timing_s/train_drafter", "timing_s/merge_drafter")
 Rows = list[dict[str, float]]
 
 
-class Recorded(TrainLoop):
-    """Keeps the completions of the last step."""
-
-    last: dict[int, list[int]]
-
-    def _collect(self, clock: Clock) -> tuple[list[Group], int]:
-        groups, cursor = super()._collect(clock)
-        self.last = {i: c.tokens for g in groups for i, c in g.completions.items()}
-        return groups, cursor
-
-
 def main() -> None:
     args = parse()
-    loops = {arm: make(args, arm) for arm in args.arms}
+    loops = {
+        arm: make_loop(args.recipe, args.out / arm, args.steps, args.workers, [*args.set, *ARMS[arm]])
+        for arm in args.arms
+    }
     rows: dict[str, Rows] = {arm: [] for arm in args.arms}
     same = dict.fromkeys(args.arms, 0)
     total = 0
     try:
         for step in range(args.steps):
-            first = step % len(args.arms)
-            for arm in [*args.arms[first:], *args.arms[:first]]:
-                rows[arm].append(loops[arm].step())
-            base = loops[args.arms[0]].last
-            total += len(base)
+            for arm, row in step_in_turn(loops, step).items():
+                rows[arm].append(row)
+            base = loops[args.arms[0]]
+            total += len(base.last)
             for arm in args.arms:
-                same[arm] += sum(loops[arm].last[i] == tokens for i, tokens in base.items())
+                same[arm] += count_same(base, loops[arm])
             print(line(step + 1, rows), flush=True)
     finally:
         for loop in loops.values():
@@ -88,15 +74,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("runs/from-nothing"))
     return parser.parse_args()
-
-
-def make(args: argparse.Namespace, arm: str) -> Recorded:
-    folder = args.out / arm
-    shutil.rmtree(folder, ignore_errors=True)
-    words = [f"cluster.workers={args.workers}", "checkpoint.every=0", "log.tensorboard=false", f"run_dir={folder}"]
-    config = load_config(args.recipe, [f"steps={args.steps}", *words, *args.set, *ARMS[arm]])
-    run = Run.create(config)
-    return Recorded(run.config, run)
 
 
 def so_far(rows: Rows, *names: str) -> list[float]:

@@ -13,44 +13,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from pathlib import Path
 from statistics import median
 
-from paceline.config import load_config
-from paceline.core import Group
-from paceline.loop import TrainLoop
-from paceline.observe.clock import Clock
-from paceline.run import Run
+from in_turns import count_same, make_loop, step_in_turn
 
 ARMS = {"without": "rollout.write_ahead=false", "with": "rollout.write_ahead=true"}
 
 
-class Recorded(TrainLoop):
-    """Keeps the completions of the last step."""
-
-    last: dict[int, list[int]]
-
-    def _collect(self, clock: Clock) -> tuple[list[Group], int]:
-        groups, cursor = super()._collect(clock)
-        self.last = {i: c.tokens for g in groups for i, c in g.completions.items()}
-        return groups, cursor
-
-
 def main() -> None:
     args = parse()
-    loops = {arm: make(args, arm) for arm in ARMS}
+    loops = {
+        arm: make_loop(args.recipe, args.out / arm, args.steps + 1, args.workers, [*args.set, setting])
+        for arm, setting in ARMS.items()
+    }
     rows: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
     same = 0
     total = 0
     try:
         for step in range(args.steps):
-            order = list(ARMS) if step % 2 else list(ARMS)[::-1]
-            for arm in order:
-                rows[arm].append(loops[arm].step())
-            pairs = [(loops["with"].last[i], tokens) for i, tokens in loops["without"].last.items()]
-            same += sum(a == b for a, b in pairs)
-            total += len(pairs)
+            for arm, row in step_in_turn(loops, step).items():
+                rows[arm].append(row)
+            same += count_same(loops["without"], loops["with"])
+            total += len(loops["without"].last)
             print(line(step + 1, rows["without"][-1], rows["with"][-1]), flush=True)
     finally:
         for loop in loops.values():
@@ -68,15 +53,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--set", nargs="*", default=[], help="settings as key=value")
     parser.add_argument("--out", type=Path, default=Path("runs/idle"))
     return parser.parse_args()
-
-
-def make(args: argparse.Namespace, arm: str) -> Recorded:
-    folder = args.out / arm
-    shutil.rmtree(folder, ignore_errors=True)
-    words = [f"cluster.workers={args.workers}", "checkpoint.every=0", "log.tensorboard=false", f"run_dir={folder}"]
-    config = load_config(args.recipe, [f"steps={args.steps + 1}", *words, *args.set, ARMS[arm]])
-    run = Run.create(config)
-    return Recorded(run.config, run)
 
 
 def line(step: int, without: dict[str, float], ahead: dict[str, float]) -> str:

@@ -16,32 +16,34 @@ from paceline.rollout import EngineSettings, RolloutEngine
 from .conftest import benchmark, tiny_model
 
 vllm_same_tokens = benchmark("vllm_same_tokens")
+race_margins = benchmark("race_margins")
+homogeneity = benchmark("homogeneity")
 WORDS = ("--model", "embedded", "--prompts", "1", "--samples", "3", "--depths", "3", "--sampling", "1.0", "--law", "0")
 
 
-def test_two_laws_are_compared_as_scipy_does(vllm_same_tokens):
+def test_two_laws_are_compared_as_scipy_does(homogeneity):
     dice = np.random.default_rng(0)
     one, other = dice.integers(0, 30, 4000).tolist(), dice.integers(0, 30, 3000).tolist()
     table = [np.bincount(x, minlength=30) for x in (one, other)]
-    found, kinds = vllm_same_tokens.homogeneity(one, other)
+    found, kinds = homogeneity.homogeneity(one, other)
     assert found == pytest.approx(stats.chi2_contingency(table).pvalue, rel=1e-6) and kinds == 30
     assert found > 1e-3
     skewed = [min(a, b) for a, b in zip(dice.integers(0, 30, 3000).tolist(), [28] * 3000, strict=True)]
-    assert vllm_same_tokens.homogeneity(one, skewed)[0] < 1e-6
-    assert vllm_same_tokens.homogeneity([*one, *range(100, 140)], other)[1] == 31, "the rare ones together"
-    assert vllm_same_tokens.homogeneity([4] * 50, [4] * 60) == (1.0, 1)
+    assert homogeneity.homogeneity(one, skewed)[0] < 1e-6
+    assert homogeneity.homogeneity([*one, *range(100, 140)], other)[1] == 31, "the rare ones together"
+    assert homogeneity.homogeneity([4] * 50, [4] * 60) == (1.0, 1)
 
 
-def test_top_p_cuts_at_a_boundary(vllm_same_tokens):
+def test_top_p_cuts_at_a_boundary(race_margins):
     scores = torch.tensor([0.5, 0.3, 0.15, 0.05]).double().log()
-    far = vllm_same_tokens.boundary(scores, 3, 0.9, rounding=0.01)
+    far = race_margins.boundary(scores, 3, 0.9, rounding=0.01)
     assert far == pytest.approx(0.05 / (2 * 0.01 * 0.09), rel=1e-4), "0.95 is ahead of the last one"
-    assert vllm_same_tokens.boundary(scores, 3, 0.9501, rounding=0.01) < 1
-    assert vllm_same_tokens.boundary(scores, 3, 1.0, rounding=0.01) == float("inf")
+    assert race_margins.boundary(scores, 3, 0.9501, rounding=0.01) < 1
+    assert race_margins.boundary(scores, 3, 1.0, rounding=0.01) == float("inf")
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_a_difference_is_a_near_tie_only_if_rounding_can_make_it(vllm_same_tokens, temperature):
+def test_a_difference_is_a_near_tie_only_if_rounding_can_make_it(race_margins, temperature):
     """Two answers of our own engine, of which one gets a token that is not next in the race."""
     model = tiny_model(dtype=torch.bfloat16)
     sampling = SamplingParams(temperature, max_tokens=24)
@@ -50,12 +52,12 @@ def test_a_difference_is_a_near_tie_only_if_rounding_can_make_it(vllm_same_token
     (done,) = RolloutEngine(model, EngineSettings(max_batch=1)).run([Request(0, tuple(prompt), sampling, seed)])
     wrong = list(done.tokens)
     wrong[9] = (wrong[9] + 1) % 128
-    given = (prompt, list(done.tokens), wrong, vllm_same_tokens.Sampling(temperature, 1.0), seed)
-    found = vllm_same_tokens.why(model, *given, vllm_same_tokens.margin_first)
+    given = (prompt, list(done.tokens), wrong, race_margins.Sampling(temperature, 1.0), seed)
+    found = race_margins.why(model, *given, race_margins.margin_first)
     assert found["position"] == 9 and found["kind"] == "unexplained" and found["gap"] > 2 * found["rounding"] > 0
-    close = vllm_same_tokens.why(model, *given, lambda *_: found["rounding"])
+    close = race_margins.why(model, *given, lambda *_: found["rounding"])
     assert close["kind"] == "near-tie"
-    shorter = vllm_same_tokens.why(model, prompt, wrong, wrong[:-1], given[3], seed, None)
+    shorter = race_margins.why(model, prompt, wrong, wrong[:-1], given[3], seed, None)
     assert shorter == {"position": None, "kind": "another end"}
 
 
